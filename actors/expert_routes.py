@@ -7,7 +7,7 @@ routing replay, R3 (Ma et al., arXiv 2510.11370, section 3).
 
     engine    EngineResult.routes          of all tokens that it has computed: prompt and answer, but for the last token
     instance  Generation.routes            the same in a message
-    rollout   ResumableTurn                joined, if several versions generated the turn
+    rollout   ResumableTurn                ``join_routes``, if several versions generated the turn
     store     the column ``ROUTES_COLUMN`` of a sample
     trainer   ``actors/routers.py``
 
@@ -31,10 +31,10 @@ ROUTES_COLUMN: Final = "expert_routes"
 """The column of a sample that has its routes; tables of policies that replay them have it."""
 
 ROUTES: Final = Column(type="tensor", shape=(None, None, None))
-"""Of the type that the number of experts decides. Not required: outside programs know no routes of their answers."""
+"""A column whose type the number of experts decides. Not required: outside programs know no routes of their answers."""
 
 UNKNOWN: Final = -1
-"""The expert of ``signed`` routes of a token whose experts nothing has recorded: the trainer chooses it."""
+"""The expert, in routes that ``widen`` gives, of a token whose experts nothing has recorded: the trainer chooses it."""
 
 _UNKNOWN_BYTE: Final = 255
 
@@ -49,7 +49,7 @@ def narrow(routes: NDArray[Any], experts: int) -> Routes:
     return np.array(routes, dtype_of(experts), order="C")
 
 
-def joined(former: Routes | None, later: Routes) -> Routes:
+def join_routes(former: Routes | None, later: Routes) -> Routes:
     """The routes of a turn that an engine has continued: those of ``former``, if there are any, then those that
     ``later`` has beyond them.
 
@@ -63,8 +63,8 @@ def routes_column(routes: Routes | None) -> dict[str, Routes]:
     return {} if routes is None else {ROUTES_COLUMN: routes}
 
 
-def signed(routes: Routes) -> NDArray[np.int16]:
-    """``routes`` as int16, with ``UNKNOWN`` for the highest of uint8, which is no expert."""
+def widen(routes: Routes) -> NDArray[np.int16]:
+    """``routes`` as int16, with ``UNKNOWN`` for the highest of uint8, for which there is no expert."""
     wide = routes.astype(np.int16)
     if routes.dtype == np.uint8:
         wide[routes == _UNKNOWN_BYTE] = UNKNOWN

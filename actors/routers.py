@@ -116,7 +116,7 @@ class RouteRecorder:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the routes of a token: layers, and experts of a token."""
+        """Shape of the routes of a token: layers, and experts of a token."""
         return self._layers, max(router.top_k for router in self._routers)
 
     def take(self) -> Tensor:

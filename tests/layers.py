@@ -31,9 +31,9 @@ TYPES_ACROSS = frozenset({
 ROLES = ("orchestrator", "inference", "rewards", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "chat", "columns", "compared_logprobs", "config_base", "credit", "deadline", "demonstrations", "environments",
-    "errors", "figures", "filters", "gateway", "json_files", "messages", "model_shape", "model_sources", "names",
-    "pretrained", "recipe", "record_queue", "recorded_trajectory", "rolling_mean", "run_events", "sample_id",
-    "segments", "spans", "step_metrics", "trees", "truncated_scores", "workflow",
+    "errors", "expert_routes", "figures", "filters", "gateway", "json_files", "messages", "model_shape",
+    "model_sources", "names", "pretrained", "recipe", "record_queue", "recorded_trajectory", "rolling_mean", "routers",
+    "run_events", "sample_id", "segments", "spans", "step_metrics", "trees", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..chat.answer import Answer
-from ..expert_routes import Routes, joined
+from ..expert_routes import Routes, join_routes
 from ..messages import Chat, GenerateRequest, Generation
 from ..names import AgentName, Version
 from ..sample_id import turn_of
@@ -40,7 +40,7 @@ class ResumableTurn:
         self.tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
         self.routes: Routes | None = None
-        """Of all tokens of prompt and answer but the last; None if they are not replayed."""
+        """Experts of all tokens of prompt and answer but the last; None if they are not replayed."""
         self.policy_version = request.versions.oldest
         """The version of the first token."""
         self.version_changes: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class ResumableTurn:
         self.prompt_tokens = generation.prompt_tokens
         self.logprobs += generation.logprobs
         if generation.routes is not None:
-            self.routes = joined(self.routes, generation.routes.array())
+            self.routes = join_routes(self.routes, generation.routes.array())
         self.ended = generation.finish_reason != "interrupted"
         self.truncated = generation.finish_reason == "length"
         self.tokens += generation.tokens

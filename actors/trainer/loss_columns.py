@@ -38,5 +38,5 @@ def _by_token(sample: Sample, name: str, value: Any) -> np.ndarray[Any, np.dtype
 
 def with_routes(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Iterator[Sample]:
     """The samples with the routes of their tokens, those that have any, beside their other columns."""
-    for sample, taken in zip(samples, routes, strict=True):
-        yield replace(sample, columns=sample.columns | routes_column(taken))
+    for sample, array in zip(samples, routes, strict=True):
+        yield replace(sample, columns=sample.columns | routes_column(array))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.expert_routes import UNKNOWN, SentRoutes, dtype_of, joined, narrow, signed
+from flexmarl.actors.expert_routes import UNKNOWN, SentRoutes, dtype_of, join_routes, narrow, widen
 from flexmarl.core.protocol import codec
 
 
@@ -16,18 +16,18 @@ def test_routes_have_room_for_all_experts_and_for_unknown_ones(experts: int, dty
     assert dtype_of(experts) == dtype
     routes = narrow(np.arange(experts, dtype=np.int64).reshape(-1, 1, 1), experts)
     assert routes.dtype == dtype
-    assert np.array_equal(signed(routes).ravel(), np.arange(experts))
+    assert np.array_equal(widen(routes).ravel(), np.arange(experts))
 
 
 def test_the_highest_byte_is_no_expert() -> None:
-    assert signed(np.array([[[254, 255]]], np.uint8)).tolist() == [[[254, UNKNOWN]]]
-    assert signed(np.array([[[255, UNKNOWN]]], np.int16)).tolist() == [[[255, UNKNOWN]]]
+    assert widen(np.array([[[254, 255]]], np.uint8)).tolist() == [[[254, UNKNOWN]]]
+    assert widen(np.array([[[255, UNKNOWN]]], np.int16)).tolist() == [[[255, UNKNOWN]]]
 
 
 def test_a_continued_turn_keeps_the_routes_of_the_weights_that_drew_its_tokens() -> None:
     former, later = np.zeros((5, 2, 2), np.uint8), np.ones((9, 2, 2), np.uint8)
-    assert joined(None, later) is later
-    assert joined(former, later)[:, 0, 0].tolist() == [0] * 5 + [1] * 4
+    assert join_routes(None, later) is later
+    assert join_routes(former, later)[:, 0, 0].tolist() == [0] * 5 + [1] * 4
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=3), st.sampled_from([np.uint8, np.int16]))

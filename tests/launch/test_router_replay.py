@@ -28,7 +28,7 @@ LAYERS, EXPERTS = 2, 2
 
 @contextmanager
 def trained_routes() -> Iterator[list[tuple[Sample, Routes | None]]]:
-    """What the trainer gets within it."""
+    """Samples with their routes, as the trainer gets them within it."""
     taken: list[tuple[Sample, Routes | None]] = []
 
     def note(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Any:

@@ -43,9 +43,7 @@ _REMEDY = (
     "algorithm.correction=icepop leaves such tokens out."
 )
 _REPLAYED = "The trainer takes the engine's choices (model.router_replay), but the proof of published weights does not:"
-_NO_EXPERTS = (
-    "the model is no mixture of experts, so that there are no choices to replay: leave router_replay out"
-)
+_NO_EXPERTS = "the model has no experts whose choice could be replayed: leave router_replay out"
 _NO_TOKENIZER = (
     "it holds no tokenizer, so that every prompt would be empty: copy tokenizer.json and tokenizer_config.json there, "
     "or name another folder or a hub name in model.tokenizer"

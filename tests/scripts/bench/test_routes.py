@@ -23,7 +23,7 @@ def test_figures_count_other_choices_whatever_their_order() -> None:
     )
     assert result["other_choices"] == 0.125 and result["other_tokens"] == 0.5 and result["token_bytes"] == 4
     assert result["mean_plain"] == pytest.approx((np.exp(0.1) - 1 + 1 - np.exp(-0.2)) / 2, rel=1e-3)
-    assert result["p99_share"] == pytest.approx(0.1) and result["max_replayed"] == 0.02
+    assert result["max_share"] == pytest.approx(0.1) and result["max_replayed"] == 0.02
     assert [goal["key"] for goal in result["goals"] if goal["met"]] == [goal.key for goal in GOALS]
     assert "12.50%" in drawn(tables, result | {"machine": {"busy_percent": 0}})
 

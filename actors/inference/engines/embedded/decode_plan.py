@@ -53,9 +53,9 @@ class ActiveSequence:
     def result(self, reason: FinishReason, phases: Phases, routes: Tensor | None = None) -> EngineResult:
         """The tokens and log-probabilities generated so far, as the answer to its request. ``routes``: of the tokens
         before the newest one, from the cache."""
-        taken = None if routes is None else routes.cpu().numpy().copy()
+        array = None if routes is None else routes.cpu().numpy().copy()
         return EngineResult(
-            self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason, phases, taken
+            self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason, phases, array
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....expert_routes import ROUTES_COLUMN, UNKNOWN, Routes, signed
+from ....expert_routes import ROUTES_COLUMN, UNKNOWN, Routes, widen
 from ....messages import Sample
 from ....routers import ReplayedRoutes
 
@@ -42,8 +42,8 @@ def _put(row: NDArray[np.int16], sample: Sample) -> None:
         raise ValueError(
             f"sample {sample.sample_id}: routes of {len(routes)} tokens, and it has {_inputs(sample)} but the last"
         )
-    known = signed(routes)
-    row[: len(known)] = np.where(known == UNKNOWN, row[: len(known)], known)
+    entries = widen(routes)
+    row[: len(entries)] = np.where(entries == UNKNOWN, row[: len(entries)], entries)
 
 
 def _routes(sample: Sample) -> Routes:

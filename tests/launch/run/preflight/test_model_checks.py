@@ -38,7 +38,7 @@ def test_a_replay_of_routers_is_refused_without_experts_and_warns_of_the_proof_w
     replay = "agents.sorter.model.router_replay=true"
     (problem,) = model_findings(resolve("sort-digits", [replay])).problems
     assert (problem.policy, problem.part) == ("sorter", "router_replay")
-    assert "no mixture of experts" in problem.text
+    assert "no experts whose choice" in problem.text
     experts = "agents.sorter.model.config={model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2}"
     findings = model_findings(resolve("sort-digits", [experts, replay]))
     (warning,) = findings.warnings

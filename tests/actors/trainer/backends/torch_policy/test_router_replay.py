@@ -1,4 +1,4 @@
-"""A policy that replays an engine's experts: its gradient is that of a model whose routers are told what to choose."""
+"""A policy that replays an engine's experts: its gradient is that of a model whose routers choose them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ SAMPLES = routed(make_conversations(0))
 
 
 @contextmanager
-def told(experts: NDArray[Any]) -> Iterator[None]:
+def given(experts: NDArray[Any]) -> Iterator[None]:
     """Within it routers of transformers choose ``experts`` ``[tokens, layers, 2]``, layer by layer."""
     layers = iter(range(LAYERS))
 
@@ -87,7 +87,7 @@ def told(experts: NDArray[Any]) -> Iterator[None]:
         yield
 
 
-def test_the_log_probabilities_are_those_of_routers_that_are_told() -> None:
+def test_the_log_probabilities_are_those_of_routers_that_choose_the_same() -> None:
     setup = mixture_setup({"name": "dapo", "entropy_coefficient": 0.1})
     policy = made_policy(ALONE, setup.model_copy(update={"compared_share": 1.0}), None)
     plain = made_policy(ALONE, gang_setup({"name": "dapo"}, **MIXTURE), None)
@@ -99,7 +99,7 @@ def test_the_log_probabilities_are_those_of_routers_that_are_told() -> None:
         cut = sample.truncation
         if cut is not None:
             continue  # of the same logits
-        with told(sample.columns[ROUTES_COLUMN]), torch.no_grad():
+        with given(sample.columns[ROUTES_COLUMN]), torch.no_grad():
             logits = plain.model(tokens[:, :-1]).logits[0, len(sample.prompt_tokens) - 1 :]
         logprobs = (logits / sample.temperature).log_softmax(-1)
         expected = logprobs.gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]
