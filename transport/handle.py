@@ -105,7 +105,7 @@ class LentMemory:
     a plain name in the directory of ``node``. A state that is set there outlives the writer.
 
     ``address``: at which ``process`` serves the memory to other nodes, and ``encrypted`` (``remote/bulk.py``); None:
-    it does not.
+    it does not. ``side``: of the host (NUMA node), on which it was reserved; None: on any.
     """
 
     process: str
@@ -114,6 +114,7 @@ class LentMemory:
     node: str
     address: str | None = None
     encrypted: bool = True
+    side: int | None = None
 
     def sources(self, generation: int) -> "tuple[Source, ...]":
         """All sources of the state that was set there, and published with that generation."""

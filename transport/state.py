@@ -473,12 +473,13 @@ class StateTransport:
             file_bytes(size_bytes), lambda stop: self._arena.reserve(size_bytes, states, share)
         )
 
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
         """Lends a block of this process, of ``size_bytes`` or a little more, with all its pages, for ``set`` in other
         processes of the host. A state that one of those has set stays readable after its end; a state that it was
-        setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
+        setting when it was killed never is. ``side``: of the host (NUMA node) that the memory should lie on, near the
+        devices of those that set it; None: any. Raises ArenaSpace, TransportClosed."""
         self._check_open()
-        return await self._lent.lend(key, size_bytes)
+        return await self._lent.lend(key, size_bytes, side)
 
     def is_used(self, lent: LentMemory) -> bool:
         """True while another process, or the door to other hosts, reads or writes the memory."""

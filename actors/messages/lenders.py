@@ -29,7 +29,7 @@ class StateLender(Protocol):
         """Answers."""
 
     @endpoint(raises=[ArenaSpace])
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
         """See ``StateTransport.lend``."""
 
     @endpoint

@@ -29,12 +29,14 @@ from .training import LikelyTokens, MicroBatchTrained, StepStats
 @dataclass(frozen=True, slots=True)
 class SlotLife:
     """One life of a slot worker, from its start to its end. ``incarnation``: of its system. ``torch``: its version.
-    ``node``: the identity of its node (``transport/select.py``)."""
+    ``node``: the identity of its node (``transport/select.py``). ``side``: of its host (NUMA node), on which all its
+    devices are; None if there is not one."""
 
     life: str
     incarnation: int
     torch: str
     node: str
+    side: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class _CountedMemory:
     lent_bytes: int = 0
     numbers: Iterator[int] = field(default_factory=count)
 
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
         self.lent_bytes += size_bytes
         return LentMemory("process", f"{key}-{next(self.numbers)}", size_bytes, "node")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .devices import Devices
-from .near_cores import stay_near
+from .near_cores import side_of, stay_near
 
 
 def find_devices(names: Iterable[str]) -> Devices[Any] | None:
@@ -21,3 +21,9 @@ def find_devices(names: Iterable[str]) -> Devices[Any] | None:
     devices = CudaDevices(names)
     stay_near(devices.seen())
     return devices
+
+
+def find_side(devices: Devices[Any] | None) -> int | None:
+    """The side of the host (NUMA node) on which the devices of this process's computations are; None if there is not
+    one. Memory that others lend to this process should be there."""
+    return None if devices is None else side_of(devices.visible())

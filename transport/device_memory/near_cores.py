@@ -1,13 +1,14 @@
 """The processor cores on the side of the host (NUMA node) on which a process's devices are.
 
 Copies between a device and memory of the other side cross the link between the processors. Threads of this process that
-run near its devices have near what they touch first: the kernel puts memory on the side of the thread that writes it.
-Memory that another process has written before stays where it is.
+run near its devices have near what they touch first: the kernel puts memory on the side of the thread that writes it,
+and a file in memory on the side of the thread that reserves its bytes. It stays there, whichever process uses it later:
+a process that lends memory reserves it ``on_side`` of the borrower's devices.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,31 @@ def stay_near(devices: Sequence[str], nvml: Any = None, sysfs: Path = _SYSFS) ->
         with suppress(OSError):  # it has ended, or the system refuses
             os.sched_setaffinity(int(thread.name), chosen)
     return chosen
+
+
+def side_of(devices: Sequence[str], nvml: Any = None, sysfs: Path = _SYSFS) -> int | None:
+    """The number of the side on which all ``devices`` are, as the kernel counts them; None if it is not known, or if
+    they are on several. ``devices``, ``nvml``: see ``stay_near``."""
+    sides = _sides_of(devices, nvml or import_nvml(), sysfs)
+    return sides.pop() if len(sides) == 1 else None
+
+
+@contextmanager
+def on_side(side: int | None, sysfs: Path = _SYSFS) -> Iterator[None]:
+    """Keeps this thread, and threads that it starts meanwhile, on the cores of a ``side`` until the context ends. Does
+    nothing for None, and on a host with one side."""
+    if side is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)  # 0: this thread, not its process
+    chosen = near_cores([side], _cores_by_side(sysfs), before)
+    with suppress(OSError):  # the system refuses, and memory lies where the thread happens to run
+        os.sched_setaffinity(0, chosen or before)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 def _sides_of(devices: Sequence[str], nvml: Any, sysfs: Path) -> set[int]:

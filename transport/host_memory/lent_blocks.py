@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .. import payload
 from ..device_memory.devices import DeviceEvent
+from ..device_memory.near_cores import on_side
 from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, TransportClosed
 from ..handle import LentMemory, ShmSource, StateHandle, TcpSource
 from ..tensors.tensor_kind import Tensors
@@ -26,20 +27,27 @@ class LentBlocks:
     def __init__(self, blocks: HostBlocks) -> None:
         self._blocks, self._workers = blocks, blocks.workers
 
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+    async def lend(self, key: str, size_bytes: int, side: int | None) -> LentMemory:
         """See ``StateTransport.lend``. The memory is reserved by a thread: that takes a while."""
 
         def work(stop: threading.Event) -> Block:
-            (block,) = self._take_blocks(self._blocks.arena.take, key, [size_bytes])
+            (block,) = self._take_blocks(self._blocks.arena.take, key, [(size_bytes, side)])
             populate(block, self._workers.share)
             return block
 
-        return self._register_lent(await self._workers.run(file_bytes(size_bytes), work))
+        return self._register_lent(await self._workers.run(file_bytes(size_bytes), work), side)
 
-    def _take_blocks(self, take: Callable[[int, str], Block], key: str, sizes: Sequence[int]) -> list[Block]:
+    def _take_blocks(
+        self, take: Callable[[int, str], Block], key: str, pieces: Sequence[tuple[int, int | None]]
+    ) -> list[Block]:
+        """``pieces``: their bytes and sides."""
         blocks: list[Block] = []
         try:
-            blocks.extend(take(size_bytes, f"lent-{key}") for size_bytes in sizes)
+            for size_bytes, side in pieces:
+                # Here, not in ``populate``: the bytes of the file are pages of a side as soon as they are reserved. And
+                # the threads that help there must not be started on this side, as they stay where they are.
+                with on_side(side):
+                    blocks.append(take(size_bytes, f"lent-{key}"))
         except BaseException as error:
             for block in blocks:
                 self._blocks.arena.give_back(block)
@@ -48,10 +56,11 @@ class LentBlocks:
             raise
         return blocks
 
-    def _register_lent(self, block: Block) -> LentMemory:
+    def _register_lent(self, block: Block, side: int | None) -> LentMemory:
         self._blocks.lent[block.name] = block
         self._blocks.add(block)
-        lent = LentMemory(self._blocks.place.process, block.name, block.capacity, self._blocks.place.node)
+        place = self._blocks.place
+        lent = LentMemory(place.process, block.name, block.capacity, place.node, side=side)
         if self._blocks.remote is None:
             return lent
         door = self._blocks.open_door()
@@ -134,9 +143,8 @@ class LentBlocks:
         """See ``StateTransport.bring_back``."""
 
         def work(stop: threading.Event) -> list[Block]:
-            blocks = self._take_blocks(
-                self._blocks.arena.make, file.stem, [piece.size_bytes for piece in lent]
-            )
+            pieces = [(piece.size_bytes, piece.side) for piece in lent]
+            blocks = self._take_blocks(self._blocks.arena.make, file.stem, pieces)
             try:
                 lent_files.read(file, blocks, stop)
             except BaseException:
@@ -147,7 +155,8 @@ class LentBlocks:
             return blocks
 
         size_bytes = sum(piece.size_bytes for piece in lent)
-        return [self._register_lent(block) for block in await self._workers.run(size_bytes, work)]
+        blocks = await self._workers.run(size_bytes, work)
+        return [self._register_lent(block, piece.side) for block, piece in zip(blocks, lent, strict=True)]
 
     async def offer_in(
         self,

@@ -41,8 +41,8 @@ class Lending(StateLender):
         pass
 
     @endpoint
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
-        return await self._transport.lend(key, size_bytes)
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
+        return await self._transport.lend(key, size_bytes, side)
 
     @endpoint
     async def is_used(self, lent: LentMemory) -> bool:

@@ -144,6 +144,11 @@ class PoolSlots:
         """The host whose memory the slot's states go to: the one of its last life."""
         return self._host_of.get(slot, self.hosts.head)
 
+    def side_of(self, slot: SlotName) -> int | None:
+        """The side of its host on which the slot's devices are; None if it is not known, or the slot is lost."""
+        life = self._lives.get(slot)
+        return None if life is None else life.side
+
     def lose_host(self, host: StateHost, reason: str) -> None:
         """Loses all slots of a host that is lost. Does not wait."""
         for slot, other in self._host_of.items():

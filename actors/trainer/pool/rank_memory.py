@@ -81,6 +81,7 @@ class RankMemory:
     async def for_weights(self) -> LentMemory:
         """Memory for the weights of a base part, beside those of the present one. Raises ArenaSpace."""
         if self._weights is None:
+            # On any side of the head: instances near all devices read them.
             key, size_bytes, spare = f"{self._key}-weights", self.needed.weights, self._head.spare
             first = await spare.lend(key, size_bytes)
             try:
@@ -91,9 +92,9 @@ class RankMemory:
         first, second = self._weights
         return second if self.state is not None and self.state.base.weights.lies_in(first) else first
 
-    async def for_rest(self, host: StateHost) -> LentMemory:
-        """Memory of ``host`` for the rest of a base part, beside that of the present one; the step part before it is
-        gone. Raises ArenaSpace, and ActorDead if the host is lost."""
+    async def for_rest(self, host: StateHost, side: int | None = None) -> LentMemory:
+        """Memory of ``host``, on its ``side`` if there is some, for the rest of a base part, beside that of the present
+        one; the step part before it is gone. Raises ArenaSpace, and ActorDead if the host is lost."""
         async with self._lending:
             self.step_was_lost()
             # Kept if the slot is lost before the rest is whole: its worker may write there until its process is dead.
@@ -101,24 +102,26 @@ class RankMemory:
                 self._newer.host.spare.give_back(self._newer.lent)
                 self._newer = None
             if self._newer is None:
-                self._newer = Piece(host, await host.spare.take(f"{self._key}-rest", self.needed.rest))
+                lent = await host.spare.take(f"{self._key}-rest", self.needed.rest, side)
+                self._newer = Piece(host, lent)
             return self._newer.lent
 
-    async def for_step(self, host: StateHost) -> LentMemory:
-        """Memory of ``host`` for the step part, beside the present base part; an earlier step part is gone. Raises as
+    async def for_step(self, host: StateHost, side: int | None = None) -> LentMemory:
+        """The same for the step part, beside the present base part; an earlier step part is gone. Raises as
         ``for_rest``, and if the base part is lost."""
         async with self._lending:
             self.check_base()
             self._forget_second("step")
             piece = self._parts.get("step")
+            is_near = piece is not None and piece.host is host and piece.lent.side == side
             # A second copy of the step part before may still be under way.
-            if piece is not None and (piece.host is not host or await host.lender.is_used(piece.lent)):
+            if piece is not None and (not is_near or await host.lender.is_used(piece.lent)):
                 # If its host was lost meanwhile, that of its second copy, or none.
                 if (old := self._parts.pop("step", None)) is not None:
                     old.host.spare.give_back(old.lent)
                 piece = None
             if piece is None:
-                piece = Piece(host, await host.spare.take(f"{self._key}-step", self.needed.step))
+                piece = Piece(host, await host.spare.take(f"{self._key}-step", self.needed.step, side))
                 self._parts["step"] = piece
             return piece.lent
 

@@ -21,7 +21,7 @@ from ....core.base.threads import in_thread, wait_ended
 from ....core.spans import SpanRecorder
 from ....core.system import ActorSystem
 from ....core.waits import Wait
-from ....transport.device_memory import find_devices
+from ....transport.device_memory import find_devices, find_side
 from ....transport.handle import PathName, TensorSpec
 from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport
@@ -56,7 +56,7 @@ Background = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class Slot:
-    """The hardware of one process. It is open from ``open`` to ``close``."""
+    """The hardware of one process. It is open from ``open`` to ``close``, and has its ``side`` (``find_side``) then."""
 
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
@@ -72,6 +72,7 @@ class Slot:
         """Policies of whose gangs this is the first rank."""
         self._resources = AsyncExitStack()
         self._spans, self._lane = SpanRecorder(), ""
+        self.side: int | None = None
 
     async def open(
         self, system: ActorSystem, background: Background, only_path: PathName | None = None
@@ -82,12 +83,12 @@ class Slot:
         background(self._compared.run(), "records")
         setup, directory = self._setup, system.directory
         bulk = Bulk.of(system, encrypted=setup.encrypted)
-        transport = StateTransport(directory, find_devices(setup.devices), only_path, bulk)
+        devices = find_devices(setup.devices)
+        self.side = find_side(devices)
+        transport = StateTransport(directory, devices, only_path, bulk)
         self._transport = await self._resources.enter_async_context(transport)
-        segments, far = (
-            segment_directories(directory, setup.store_dir),
-            far_reader(system, encrypted=setup.encrypted),
-        )
+        segments = segment_directories(directory, setup.store_dir)
+        far = far_reader(system, encrypted=setup.encrypted)
         self._experience = ExperienceReader(setup.store, segments, far)
         self._resources.callback(self._experience.close)
         self._resources.push_async_callback(self._compared.drain)

@@ -96,7 +96,8 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self.system.incarnation, self._torch, this_node(self.system.directory))
+        system, side = self.system, self._slot.side
+        yield SlotLife(self._life, system.incarnation, self._torch, this_node(system.directory), side)
         await asyncio.Event().wait()
 
     def _check_life(self, life: str) -> None:

@@ -1,4 +1,9 @@
-"""Memory lent to training states that no state lies in at present, for the next one of any policy."""
+"""Memory lent to training states that no state lies in at present, for the next one of any policy.
+
+A piece on the wrong side of the host is taken before a new one is made: a copy across the link between the processors
+takes less time than new pages, and there is memory for one spare piece. So gangs whose ranks are on both sides, and
+slots that are all on one, have all states near; of policies with one slot each, on both sides, some are far.
+"""
 
 import math
 from collections.abc import Callable
@@ -30,23 +35,24 @@ class SpareMemory:
         """Bytes that are kept."""
         return sum(piece.size_bytes for piece in self._pieces)
 
-    async def take(self, key: str, size_bytes: int) -> LentMemory:
-        """A piece for ``size_bytes``: the best fitting one, or a new one, named after ``key``. Raises ArenaSpace."""
-        if (piece := await self._fitting(size_bytes)) is not None:
+    async def take(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
+        """A piece for ``size_bytes``: the best fitting one of ``side``, that of another one, or a new one, named after
+        ``key``. Raises ArenaSpace."""
+        if (piece := await self._fitting(size_bytes, side)) is not None:
             return piece
         await self.free_excess()
         try:
-            return await self.lend(key, size_bytes)
+            return await self.lend(key, size_bytes, side)
         except ArenaSpace:
             if not self._pieces:
                 raise
             pieces, self._pieces = self._pieces, []
             await self.free(pieces)
-            return await self.lend(key, size_bytes)
+            return await self.lend(key, size_bytes, side)
 
-    async def _fitting(self, size_bytes: int) -> LentMemory | None:
+    async def _fitting(self, size_bytes: int, side: int | None) -> LentMemory | None:
         most_bytes = max(_MOST_WASTE * size_bytes, size_bytes + _SMALL_BYTES)
-        for piece in sorted(self._pieces, key=lambda piece: piece.size_bytes):
+        for piece in sorted(self._pieces, key=lambda piece: (piece.side != side, piece.size_bytes)):
             if size_bytes <= piece.size_bytes <= most_bytes and piece in self._pieces:
                 self._pieces.remove(piece)
                 # The state before may still be read for a host that was cut off: a state does not wait for that.
@@ -55,9 +61,9 @@ class SpareMemory:
                 self._pieces.append(piece)
         return None
 
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
-        """A new piece. Raises ArenaSpace."""
-        piece = await self._lender.lend(key, size_bytes)
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
+        """A new piece, on ``side`` of the host. Raises ArenaSpace."""
+        piece = await self._lender.lend(key, size_bytes, side)
         self.lent_bytes += piece.size_bytes
         return piece
 

@@ -36,8 +36,8 @@ _NOTHING: Final = Moved(0, "none")
 
 T = TypeVar("T")
 log = get_logger(__name__)
-Lend = Callable[[RankMemory, StateHost], Awaitable[LentMemory]]
-"""Memory of a rank on the host of its slot."""
+Lend = Callable[[RankMemory, StateHost, int | None], Awaitable[LentMemory]]
+"""Memory of a rank on the host of its slot, on the side of its devices."""
 StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 """A ``SlotCall`` that is given the rank's state."""
 
@@ -181,18 +181,19 @@ class StateMoves:
         return list(dict.fromkeys(map(self._slots.host_of, gang.slots[: gang.parts])))
 
     async def _lend(self, gang: HostedGang, memory: Sequence[RankMemory], lend: Lend) -> list[LentMemory]:
-        """Memory for each rank, on the host of its slot. Raises ArenaSpace, and ActorDead if such a host is lost."""
+        """Memory for each rank, on the host of its slot, near its devices. Raises ArenaSpace, and ActorDead if such a
+        host is lost."""
         lent = []
         for rank, slot in zip(memory, gang.slots[: gang.parts], strict=True):
-            host = self._slots.host_of(slot)
+            host, side = self._slots.host_of(slot), self._slots.side_of(slot)
             # Each call to a lender has a deadline.
             with self._waits.open(f"memory of host {host.name} for a state"):
                 try:
-                    lent.append(await lend(rank, host))
+                    lent.append(await lend(rank, host, side))
                 except ArenaSpace:
                     if not await self.memory.free_seconds(host):
                         raise
-                    lent.append(await lend(rank, host))
+                    lent.append(await lend(rank, host, side))
         return lent
 
     async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:

@@ -80,8 +80,8 @@ class MortalSlot(SlotWorker):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        node = this_node(self.system.directory)
-        yield SlotLife(self._life, self.number_of_life, self._fate.torch[self.number_of_life > 1], node)
+        torch, node = self._fate.torch[self.number_of_life > 1], this_node(self.system.directory)
+        yield SlotLife(self._life, self.number_of_life, torch, node, self._slot.side)
         await self._death.wait()
 
     async def end(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flexmarl.transport import device_memory
 from flexmarl.transport.device_memory import cuda
 from flexmarl.transport.device_memory import near_cores as subject
-from flexmarl.transport.device_memory.near_cores import near_cores, stay_near
+from flexmarl.transport.device_memory.near_cores import near_cores, on_side, side_of, stay_near
 
 TWO_SIDES = {0: {0, 1, 4, 5}, 1: {2, 3, 6, 7}}
 EIGHT = set(range(8))
@@ -99,6 +99,42 @@ def test_without_one_side_all_stays_as_it_was(tmp_path: Path, monkeypatch: pytes
     assert host.affinity == unknown.affinity == {}
 
 
+def test_the_side_of_devices_is_known_if_they_are_all_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, monkeypatch)
+    sides = [side_of(devices, Driver(), host.sysfs) for devices in (["GPU-0"], ["GPU-1"], ["GPU-1", "GPU-1"])]
+    assert sides == [0, 1, 1]
+    unknown: tuple[list[str], ...] = ([], ["GPU-2"], ["GPU-0", "GPU-1"])
+    assert [side_of(devices, Driver(), host.sysfs) for devices in unknown] == [None] * 3
+
+
+def test_a_thread_is_on_a_side_until_its_context_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, monkeypatch)
+    with on_side(1, host.sysfs):
+        assert host.affinity == {0: {2, 3, 6, 7}}
+    assert host.affinity == {0: EIGHT}
+    host.affinity.clear()
+    for side in (None, 7):
+        with on_side(side, host.sysfs):
+            assert host.affinity in ({}, {0: EIGHT})
+
+
+def test_a_system_that_refuses_a_side_leaves_a_thread_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path, monkeypatch)
+
+    def refuse(thread: int, cores: set[int]) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with on_side(1, host.sysfs):
+        pass
+
+
 def test_without_the_driver_s_library_all_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "import_nvml", lambda: None)
     assert stay_near(["GPU-0"]) == set()
@@ -112,3 +148,11 @@ def test_a_process_stays_near_all_devices_that_it_sees(monkeypatch: pytest.Monke
     assert device_memory.find_devices(["cpu"]) is None and asked == []
     assert device_memory.find_devices(["cuda"]) is devices
     assert asked == [["GPU-0", "GPU-1"]]
+
+
+def test_memory_is_lent_on_the_side_of_the_devices_that_a_process_computes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices: Any = SimpleNamespace(seen=lambda: ["GPU-0", "GPU-1"], visible=lambda: ("GPU-1",))
+    monkeypatch.setattr(device_memory, "side_of", {("GPU-1",): 1}.__getitem__)
+    assert device_memory.find_side(devices) == 1 and device_memory.find_side(None) is None

@@ -1,12 +1,15 @@
 """Memory that one transport lends and another fills: it outlives the writer, and goes to a disk and back."""
 
+import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from flexmarl.transport.device_memory import near_cores
 from flexmarl.transport.errors import ArenaSpace, ForeignHandle, StaleHandle, TransportClosed
 from flexmarl.transport.host_memory import block, lent_files
 from flexmarl.transport.host_memory.block import Block
@@ -115,3 +118,52 @@ def test_a_write_that_is_stopped_leaves_no_file(private: Path, tmp_path: Path) -
         lent_files.write([memory], tmp_path / "file", stop)
     assert not list(tmp_path.glob("file"))
     memory.unlink()
+
+
+class Sides:
+    """A host whose first core is on side 0, and all others are on side 1. ``reserved``: the cores of the thread that
+    has reserved the bytes of each file. ``others``: those of other threads meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.all = os.sched_getaffinity(0)
+        first = min(self.all)
+        self.cores = {0: {first}, 1: self.all - {first} or {first}}
+        self.reserved: list[set[int]] = []
+        self.others: list[set[int]] = []
+        fallocate, this = os.posix_fallocate, threading.get_native_id()
+
+        def reserve(descriptor: int, offset: int, size_bytes: int) -> None:
+            self.reserved.append(os.sched_getaffinity(0))
+            if threading.get_native_id() != this:
+                self.others.append(os.sched_getaffinity(this))
+            fallocate(descriptor, offset, size_bytes)
+            blocks = os.fstat(descriptor).st_blocks * 512
+            assert blocks >= size_bytes, "the pages are there, on a side, before any thread writes to them"
+
+        monkeypatch.setattr(os, "posix_fallocate", reserve)
+        monkeypatch.setattr(near_cores, "_cores_by_side", lambda _: self.cores)
+
+
+@pytest.fixture
+def sides(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sides]:
+    before = os.sched_getaffinity(0)
+    yield Sides(monkeypatch)
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("size_bytes", [8, 24 << 20])  # in the loop, and in a thread with others that help it
+async def test_memory_is_reserved_by_a_thread_on_its_side(
+    private: Path, tmp_path: Path, sides: Sides, size_bytes: int
+) -> None:
+    async with StateTransport(private) as owner:
+        lent = [await owner.lend("policy", size_bytes, side) for side in (1, 0, None)]
+        assert [piece.side for piece in lent] == [1, 0, None]
+        assert sides.reserved == [sides.cores[1], sides.cores[0], sides.all]
+        sides.reserved.clear()
+        await owner.store_away(lent, tmp_path / "policy.state")
+        back = await owner.bring_back(lent, tmp_path / "policy.state")
+        assert [piece.side for piece in back] == [1, 0, None]
+        assert sides.reserved == [sides.cores[1], sides.cores[0], sides.all]
+        assert all(cores == sides.all for cores in sides.others), "no other thread is kept on a side"
+        helping = [thread for thread in threading.enumerate() if thread.name.startswith("flexmarl-copy")]
+        assert all(os.sched_getaffinity(thread.native_id or 0) == sides.all for thread in helping)

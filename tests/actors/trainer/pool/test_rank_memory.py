@@ -41,9 +41,9 @@ class HeldUp(Lending):
             await self.answers.wait()
 
     @endpoint
-    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+    async def lend(self, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
         await self.hold("lend")
-        return await super().lend(key, size_bytes)
+        return await super().lend(key, size_bytes, side)
 
     @endpoint
     async def is_used(self, lent: LentMemory) -> bool:
@@ -165,3 +165,12 @@ async def test_a_base_part_that_is_lost_while_its_policy_changes_its_ranks(
         with pytest.raises(ActorDead, match="the base part of a state was lost with its host"):
             memory.was_resharded(SOLVER, ranks, rests)
         assert memory[SOLVER] == [rank], "the ranks before are kept: the run ends"
+
+
+async def test_a_step_part_follows_its_slot_to_the_other_side_if_memory_is_spare_there(private: Path) -> None:
+    async with rank_on_host(private) as (rank, _, _, transport):
+        host = StateHost("two", Lending(transport))
+        for side in (0, 1):
+            host.spare.give_back(await host.spare.lend("other", NEEDED.step, side))
+        sides = [(await rank.for_step(host, side)).side for side in (0, 1, 0, 0)]
+        assert sides == [0, 1, 0, 0] and len(host.spare._pieces) == 1

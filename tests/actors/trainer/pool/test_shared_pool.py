@@ -14,6 +14,8 @@ from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.actors.trainer.pool import slot
+from flexmarl.actors.trainer.pool.lender import Lending
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.pool.pool_slots import HostedGang
 from flexmarl.actors.trainer.pool.rank_memory import RankMemory
@@ -97,6 +99,23 @@ def test_policies_that_take_turns_learn_the_same(
     fate = Fate()
     assert run(tmp_path, SharedPoolConfig(slots=slots, states_per_slot=states), fate) == undisturbed
     assert ("suspend" in fate.calls) == (slots == 1)
+
+
+def test_states_are_copied_to_memory_on_the_side_of_their_slot_s_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: dict[str, set[int | None]] = {}
+    lend = Lending.lend
+
+    async def record(self: Lending, key: str, size_bytes: int, side: int | None = None) -> LentMemory:
+        piece = await lend(self, key, size_bytes, side)
+        lent.setdefault(key.rpartition("-")[2], set()).add(piece.side)
+        return piece
+
+    monkeypatch.setattr(Lending, "lend", record)
+    monkeypatch.setitem(vars(slot), "find_side", lambda _devices: 1)
+    run(tmp_path, SharedPoolConfig(slots=1))
+    assert lent == {"weights": {None}, "rest": {1}, "step": {1}}
 
 
 def test_a_slot_that_is_lost_twice_while_the_rest_of_its_gang_is_dropped(tmp_path: Path) -> None:
@@ -561,9 +580,9 @@ def test_a_newer_rest_is_lent_memory_in_its_policys_turn_also_if_the_ranks_chang
             finally:
                 turns.remove(policy)
 
-    async def noted_rest(self: RankMemory, host: StateHost) -> LentMemory:
+    async def noted_rest(self: RankMemory, host: StateHost, side: int | None) -> LentMemory:
         lent.append(([*turns], self._key.partition("-")[0]))
-        return await for_rest(self, host)
+        return await for_rest(self, host, side)
 
     monkeypatch.setattr(StateMoves, "_turn", noted_turn)
     monkeypatch.setattr(RankMemory, "for_rest", noted_rest)

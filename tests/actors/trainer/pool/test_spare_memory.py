@@ -40,6 +40,18 @@ async def test_a_state_takes_a_piece_of_about_its_size_again(private: Path) -> N
         assert other != small and lent_bytes(transport) == 24 * MIB
 
 
+async def test_a_piece_of_the_side_is_taken_first_and_one_of_another_before_a_new_one(private: Path) -> None:
+    async with StateTransport(private) as transport:
+        spare = SpareMemory(Lending(transport))
+        spare.most_bytes = 100 * MIB
+        far, near = await spare.take("solver", 4 * MIB, 0), await spare.take("solver", 4 * MIB, 1)
+        assert (far.side, near.side) == (0, 1)
+        for piece in (far, near):
+            spare.give_back(piece)
+        assert [await spare.take("judge", 4 * MIB, 1) for _ in range(2)] == [near, far]
+        assert lent_bytes(transport) == 8 * MIB
+
+
 async def test_more_than_is_kept_is_freed_the_oldest_first(private: Path) -> None:
     async with StateTransport(private) as transport:
         spare = SpareMemory(Lending(transport))
