@@ -21,7 +21,9 @@ from .processes import wait_ended
 from .trained import DeviceMemory, TrainRun, check_end, checks_of_part, closing
 
 _RECIPE = "sort-digits"
-_LIMIT_S = 280.0
+LIMIT_S = 240.0
+"""Clearly less than the limit of the test's row: a run that is late is named, and the others are checked, before the
+test is killed."""
 _ENDS_S = 10.0
 _CHECKPOINT_STEPS = 3
 _EASY = "data={digits: 3, eval_problems: 20}"
@@ -45,11 +47,11 @@ class Sizes:
     adapter_steps: int = 10
     exact_steps: int = 10
     exact_queries: int = 4
-    limit_s: float = _LIMIT_S
+    limit_s: float = LIMIT_S
 
 
 def run(card: Card) -> Iterator[Check]:
-    yield from train_all(card, Sizes(limit_s=_LIMIT_S * card.limit_factor))
+    yield from train_all(card, Sizes(limit_s=LIMIT_S * card.limit_factor))
 
 
 def train_all(card: Card, sizes: Sizes) -> Iterator[Check]:

@@ -73,7 +73,7 @@ def run(card: Card) -> Iterator[Check]:
 
 def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
     """Starts the waiting rank, and checks its end."""
-    limit_s = _LIMIT_S if card.is_cuda else _CPU_LIMIT_S
+    limit_s = (_LIMIT_S if card.is_cuda else _CPU_LIMIT_S) * card.limit_factor
     used = UsedMemory(card, card.folder)
     at_start = used.read()
     meeting = Meeting(LOOPBACK)

@@ -39,6 +39,7 @@ _ANSWER_S: Final = 60.0
 _CPU_END_S: Final = 120.0  # other programs may use the cores
 _CPU_ANSWER_S: Final = 600.0
 _FREED_S: Final = 10.0
+_KILLED_S: Final = 120.0  # at once, unless the driver holds it up
 FAKE: Final = "GPU-fake"
 FAKE_BYTES: Final = 1 << 29
 _NOISE_BYTES: Final = 16 << 20
@@ -134,8 +135,8 @@ class Peer:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """``directory``: of the transports that exchange states. ``environment``: more variables."""
-        self._answer_s = _ANSWER_S if card.is_cuda else _CPU_ANSWER_S
-        self._end_s = _END_S if card.is_cuda else _CPU_END_S
+        self._answer_s = (_ANSWER_S if card.is_cuda else _CPU_ANSWER_S) * card.limit_factor
+        self._end_s = (_END_S if card.is_cuda else _CPU_END_S) * card.limit_factor
         self._connection, theirs = Pipe()
         arguments = [str(_ROOT), card.device, str(directory), str(theirs.fileno()), *refuses]
         self.process = subprocess.Popen(
@@ -184,7 +185,7 @@ class Peer:
     def kill(self) -> None:
         """Ends the process by SIGKILL, and returns when it has ended."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(self._end_s)
+        self.process.wait(_KILLED_S)
 
     def end(self) -> int:
         """Has the process close all it has, and end; returns its exit status. One that does not end is killed."""
@@ -193,7 +194,7 @@ class Peer:
             return self.process.wait(self._end_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(self._end_s)
+            return self.process.wait(_KILLED_S)
 
 
 class UsedMemory:
@@ -204,6 +205,7 @@ class UsedMemory:
         self.device = self._devices.visible()[0]
         self.noise_bytes = _NOISE_BYTES if card.is_cuda else 0
         """The driver's figures differ by so much without any process: its own tables grow and shrink."""
+        self._freed_s = _FREED_S * card.limit_factor
 
     def read(self) -> int:
         use = self._devices.memory(self.device)
@@ -215,7 +217,7 @@ class UsedMemory:
     def wait_until(self, most_bytes: int) -> int:
         """The bytes when they are at most ``most_bytes``, or after some seconds: the driver frees a process's memory a
         moment after its end."""
-        deadline = time.monotonic() + _FREED_S
+        deadline = time.monotonic() + self._freed_s
         while (used := self.read()) > most_bytes and time.monotonic() < deadline:
             time.sleep(0.05)
         return used

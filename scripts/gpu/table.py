@@ -45,7 +45,7 @@ TESTS = (
     Row("T8", "lost_member", 70, on_cpu=True),
     Row("T9", "engine_agreement", 110, on_cpu=True),
     Row("T10", "end_to_end", 280, on_cpu=True),
-    Row("T11", "actor_start", 60, on_cpu=True),
+    Row("T11", "actor_start", 70, on_cpu=True),
     Row("T12", "crowded_card", 80, on_cpu=True),
     Row("T13", "long_run", 240, on_cpu=True),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scripts.gpu import actor_start, end_to_end
 from scripts.gpu.command import main
 from scripts.gpu.table import FOLDER, TESTS, Row
 
@@ -118,6 +119,13 @@ def test_the_list_names_each_test_with_its_point(capsys: pytest.CaptureFixture[s
         assert f"{row.name:4} {row.proves}" in text
         assert row.proves.endswith("."), row
     assert sum(row.limit_s for row in TESTS) < 30 * 60
+
+
+def test_a_test_with_limits_for_its_parts_ends_before_it_is_killed() -> None:
+    limits = {row.module: row.limit_s for row in TESTS}
+    assert (
+        limits["end_to_end"] - end_to_end.LIMIT_S >= 30 and limits["actor_start"] - actor_start.LIMIT_S >= 15
+    )
 
 
 def test_every_test_has_a_row() -> None:

@@ -1,14 +1,17 @@
 """The comparisons of T10: folders of runs that are equal, and that differ in one figure or weight."""
 
 import json
+import subprocess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from scripts.gpu.end_to_end import POLICIES, check_paths, compare
+from scripts.gpu import end_to_end
+from scripts.gpu.checks import Card
+from scripts.gpu.end_to_end import POLICIES, Sizes, check_paths, compare, train_all
 from scripts.gpu.trained import TrainRun
 
 
@@ -50,3 +53,23 @@ def test_a_run_that_stops_early_is_not_equal(tmp_path: Path) -> None:
 def test_the_path_of_weights_is_shown_with_what_was_refused(tmp_path: Path) -> None:
     check = check_paths(Folder(tmp_path / "run"), "cuda_ipc")
     assert not check.passed and check.value == "shm, {'cuda_ipc': 'no card'}"
+
+
+class Slow(TrainRun):
+    """A run that does not end."""
+
+    def __init__(self, card: Card, name: str, *_words: Any) -> None:
+        self.name, self.folder = name, card.folder / name
+        self.output, self.runtime = card.folder / f"{name}.out", card.folder / f"{name}-runtime"
+        self.output.write_text(f"step 3 of {name}\n")
+        self.process = subprocess.Popen(["sleep", "1000"])
+
+
+def test_runs_that_are_late_are_named(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end, "TrainRun", Slow)
+    checks = {check.name: check for check in train_all(card, Sizes(limit_s=0.0))}
+    for name in ("static", "bfloat16", "adapters", "exact", "shared"):
+        late = f"Late: {name} has not ended; its last line: step 3 of {name}"
+        assert checks[f"{name}: ended"].value == late and checks[f"{name}: ended"].passed is False
+    assert "kills, not in time" in str(checks["kills: ended"].value)
+    assert checks["end: processes left"].criterion

@@ -13,6 +13,11 @@ def test_a_rank_that_waits_in_vain_ends_with_a_sentence(card: Card) -> None:
     assert checks["lost before the group: end"].passed, checks
 
 
+def test_the_limit_of_a_rank_that_waits_grows_with_that_of_the_test(card: Card) -> None:
+    (check,) = wait_for_member(replace(card, limit_factor=1 / 256), CASES[0])
+    assert check.passed is False and check.value == "it still waits after 1.09375 s"
+
+
 def test_other_words_fail_unless_they_are_only_recorded(card: Card) -> None:
     case = replace(CASES[0], words="a flood")
     assert next(wait_for_member(card, case)).passed is False

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,13 @@ def test_a_peer_answers_and_its_errors_and_its_end_are_errors_here(card: Card) -
         with pytest.raises(PeerFailed, match="no answer within 0.1 s"):
             peer.answer(0.1)
         peer.kill()
+
+
+def test_the_patience_with_a_peer_grows_with_the_limits(card: Card) -> None:
+    with Peer(replace(card, limit_factor=1 / 4096), card.folder) as peer:
+        peer.begin(hang)
+        with pytest.raises(PeerFailed, match="no answer within 0.146484 s"):
+            peer.answer()
 
 
 def test_patterns_differ_and_are_of_any_length() -> None:
