@@ -10,13 +10,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
+from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import (
     CompletionModel,
@@ -64,15 +64,18 @@ def run(card: Card) -> Iterator[Check]:
         free_memory(card.device)
 
 
-def compare(card: Card, shape: Shape, load: Load, dtype: Dtype) -> Iterator[Check]:
-    """The engine's numbers beside the trainer's, then its speed."""
+def compare(
+    card: Card, shape: Shape, load: Load, dtype: Dtype, most: float = _BFLOAT16_MOST
+) -> Iterator[Check]:
+    """The engine's numbers beside the trainer's, then its speed. ``most``: of the mean of ``|ratio - 1|`` in bf16, at
+    any deviation of the trainer's."""
     config = model_of(shape, card.device, dtype)
     trainer = CompletionModel(config, placed_model(config, None).requires_grad_(False))
     fill(trainer.model)
-    _sharpen(trainer, shape)
+    sharpen(trainer, shape)
     trainer.narrow()
-    engine = _engine(config, trainer, load)
-    results = _generate(engine, _requests(shape, load.rows, load.prompt, load.completion))
+    engine = engine_of(config, trainer, load)
+    results = generate(engine, _requests(shape, load.rows, load.prompt, load.completion))
     prompts = {
         request.request_id: request.prompt_tokens for request in _requests(shape, load.rows, load.prompt, 1)
     }
@@ -84,14 +87,14 @@ def compare(card: Card, shape: Shape, load: Load, dtype: Dtype) -> Iterator[Chec
         deviation = _deviation(of_engine - differences)
         yield Check("bfloat16: mean of |ratio - 1|, trainer beside float32", deviation)
         yield Check("bfloat16: mean of |ratio - 1|, engine beside float32", _deviation(of_engine))
-        bound = min(_BFLOAT16_BOUND * deviation, _BFLOAT16_MOST)
+        bound = min(_BFLOAT16_BOUND * deviation, most)
         del exact
     yield from _distribution(dtype, differences, bound)
     for size in load.batches:
         yield from part(f"{dtype}, batch {size}", partial(_decode, engine, shape, load, dtype, size))
 
 
-def _sharpen(trainer: CompletionModel, shape: Shape) -> None:
+def sharpen(trainer: CompletionModel, shape: Shape) -> None:
     """Scales the last norm so that the logits spread as those of a trained model do."""
     rng = random.Random(1)
     row = tuple(rng.randrange(shape.vocabulary) for _ in range(32))
@@ -102,7 +105,8 @@ def _sharpen(trainer: CompletionModel, shape: Shape) -> None:
         trainer.model.base_model.norm.weight.mul_(_SPREAD / logits.float().std())
 
 
-def _engine(config: Any, trainer: CompletionModel, load: Load) -> TransformersEngine:
+def engine_of(config: ModelConfig, trainer: CompletionModel, load: Load) -> TransformersEngine:
+    """The embedded engine with the trainer's weights."""
     model = empty_model(config)
     context = load.prompt + max(load.completion, load.batch_tokens) + 1
     engine = TransformersEngine(
@@ -125,7 +129,8 @@ def _requests(shape: Shape, count: int, prompt: int, completion: int, first: int
     return requests
 
 
-def _generate(engine: TransformersEngine, requests: Sequence[EngineRequest]) -> dict[str, EngineResult]:
+def generate(engine: TransformersEngine, requests: Sequence[EngineRequest]) -> dict[str, EngineResult]:
+    """The results by request."""
     for request in requests:
         engine.add(request)
     results: dict[str, EngineResult] = {}
@@ -183,9 +188,9 @@ def _decode(engine: TransformersEngine, shape: Shape, load: Load, dtype: Dtype, 
     """Tokens that the decode steps of a batch give in a second, prompts not counted."""
     first = 1000 * size
     # Of the same lengths: for each length of the cache a first call loads kernels, and takes memory.
-    _generate(engine, _requests(shape, size, load.prompt, load.batch_tokens, first))
+    generate(engine, _requests(shape, size, load.prompt, load.batch_tokens, first))
     before = engine.statistics()
-    _generate(engine, _requests(shape, size, load.prompt, load.batch_tokens, first + size))
+    generate(engine, _requests(shape, size, load.prompt, load.batch_tokens, first + size))
     after = engine.statistics()
     tokens, seconds = after.decoded_tokens - before.decoded_tokens, after.decode_s - before.decode_s
     yield Check(f"{dtype}, batch {size}: tokens/s decoded", tokens / seconds)

@@ -76,8 +76,34 @@ class Shape:
         return 3.0 * forward
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture(Shape):
+    """The sizes of a Qwen3 mixture of experts (arXiv 2505.09388, table 2). ``intermediate``: of each of the ``experts``
+    of a layer; ``active``: those that compute a token."""
+
+    experts: int
+    active: int
+
+    def config(self) -> dict[str, Any]:
+        return Shape.config(self) | {
+            "model_type": "qwen3_moe", "moe_intermediate_size": self.intermediate, "num_experts": self.experts,
+            "num_experts_per_tok": self.active, "norm_topk_prob": True, "head_dim": self.hidden // self.heads,
+        }  # fmt: skip
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer, router and norms included; it has no biases."""
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden * (self.hidden + self.key_heads * head) + 2 * head
+        experts = self.experts * (3 * self.hidden * self.intermediate + self.hidden)
+        return attention + experts + 2 * self.hidden
+
+
 HALF_BILLION: Final = Shape(896, 4864, 24, 14, 2, 151936, tied=True)
 SEVEN_BILLION: Final = Shape(3584, 18944, 28, 28, 4, 152064, tied=False)
+MIXTURE: Final = Mixture(1024, 384, 12, 16, 4, 32768, tied=False, experts=64, active=8)
+"""1.0B parameters: a third of the columns of Qwen3-30B-A3B, half of its experts, a fourth of its layers."""
+TINY_MIXTURE: Final = Mixture(128, 64, 4, 4, 2, 512, tied=False, experts=16, active=4)
 TINY: Final = Shape(64, 128, 2, 4, 2, 512, tied=False)
 """For CPUs, and for gradients that are compared with float64."""
 

@@ -48,5 +48,6 @@ TESTS = (
     Row("T11", "actor_start", 70, on_cpu=True),
     Row("T12", "crowded_card", 80, on_cpu=True),
     Row("T13", "long_run", 240, on_cpu=True),
+    Row("T14", "mixture", 110, on_cpu=True),
 )
 """In the order in which they run. The limits together are below 30 minutes."""

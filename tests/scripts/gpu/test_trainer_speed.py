@@ -7,7 +7,7 @@ import pytest
 
 from scripts.gpu import trainer_speed
 from scripts.gpu.checks import Card
-from scripts.gpu.models import HALF_BILLION, SEVEN_BILLION, TINY, Shape, peak_flops
+from scripts.gpu.models import HALF_BILLION, MIXTURE, SEVEN_BILLION, TINY, TINY_MIXTURE, Shape, peak_flops
 from scripts.gpu.trainer_speed import GRID, Load, compare_gradients, measure_grid
 
 
@@ -32,7 +32,7 @@ def test_a_variant_that_fails_does_not_hide_the_others(card: Card, monkeypatch: 
     assert "dtype" in str(checks[1].value)
 
 
-@pytest.mark.parametrize("shape", [TINY, HALF_BILLION.with_layers(1), SEVEN_BILLION])
+@pytest.mark.parametrize("shape", [TINY, HALF_BILLION.with_layers(1), SEVEN_BILLION, TINY_MIXTURE, MIXTURE])
 def test_the_parameters_of_a_shape_are_those_of_its_model(shape: Shape) -> None:
     from flexmarl.actors.pretrained import named_weights_of
     from scripts.gpu.models import model_of
