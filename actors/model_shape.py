@@ -14,6 +14,16 @@ _EXPERTS_OF_A_LAYER: Final = ("num_experts", "num_local_experts", "n_routed_expe
 _WITHOUT_FUSED_NORMS: Final = ("gemma", "vaultgemma")
 """Their norms multiply by one more than the weight."""
 
+_JOINED_QUERIES: Final = (".qkv_proj.", ".query_key_value.")
+"""Products that give queries, keys and values at once."""
+_ACTIVATIONS: Final = ("hidden_act", "activation_function", "hidden_activation")
+ACTIVATION_TENSORS: Final = {
+    "quick_gelu": 1, "gelu_10": 1, "gelu_new": 3, "gelu_accurate": 3, "gelu_python_tanh": 3, "gelu_python": 3,
+    "gelu_fast": 6, "relu2": 1, "laplace": 1,
+}  # fmt: skip
+"""Tensors that autograd keeps of an activation function, beside its input and its result: transformers computes these
+in several operations, and all others (silu, gelu, relu, gelu_pytorch_tanh) in one."""
+
 _NOT_LINEAR: Final = ("embed", "lm_head", "wte", "wpe")
 _LINEAR_IS_QUANTIZABLE_DIMENSIONS: Final = 2
 
@@ -29,6 +39,8 @@ class ModelShape:
     routed to, 0 without any. ``intermediate``: of each expert; ``shared``: of those that compute every token, together.
     ``norms``: of a token in a layer; ``fuses_norms``: the trainer computes them in one pass (``fuse_norms``).
     ``full_layers``: those that keep keys and values of all tokens as they are; 0 if that is unknown.
+    ``joins_queries``: one product gives queries, keys and values, and the first two are rotated then; ``rotates_part``:
+    of a head at most, which is joined with the rest. ``activation_tensors``: see ``ACTIVATION_TENSORS``.
     """
 
     parameters: int
@@ -53,6 +65,9 @@ class ModelShape:
     norms: int = 2
     fuses_norms: bool = True
     full_layers: int = 0
+    joins_queries: bool = False
+    rotates_part: bool = False
+    activation_tensors: int = 0
 
     @property
     def query_size(self) -> int:
@@ -102,6 +117,8 @@ def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelSh
                 continue
             leaf = name.removesuffix(".weight").rpartition(".")[2]
             adapted[leaf] = adapted.get(leaf, 0) + sum(tensors[name][-2:])
+    rotation = getattr(text, "rope_parameters", None) or {}
+    activations = (getattr(text, key, None) for key in _ACTIVATIONS)
     heads = int(text.num_attention_heads)
     hidden = int(text.hidden_size)
     return ModelShape(
@@ -127,6 +144,9 @@ def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelSh
         norms=max(norms.values(), default=2),
         fuses_norms=not text.model_type.startswith(_WITHOUT_FUSED_NORMS),
         full_layers=_full_layers(text),
+        joins_queries=bool(rotation) and any(part in name for name in tensors for part in _JOINED_QUERIES),
+        rotates_part="partial_rotary_factor" in rotation,
+        activation_tensors=max(ACTIVATION_TENSORS.get(str(name), 0) for name in activations),
     )
 
 

@@ -211,16 +211,23 @@ def layer_token_bytes(shape: ModelShape, load: RankLoad) -> int:
     between two products again. Routed experts compute rows of their own: each token's, once for each of its experts,
     their results before they are weighted and summed, and five indices (int64); the router's probabilities are float32.
     A norm that is not computed in one pass keeps two tensors in float32; a compiled one behind a product its input.
+    Values that come out of one product with queries and keys keep the memory of all three, beside the queries and keys
+    that were rotated. If only a part of each head is rotated, the parts are joined head by head, so that attention's
+    result is copied for the product behind it.
     """
     w = load.item_bytes
     attention = w * (2 * shape.query_size + 2 * shape.key_size) + 4 * shape.heads
+    if shape.joins_queries:
+        attention += w * (shape.query_size + shape.key_size)
+    if shape.rotates_part:
+        attention += w * shape.query_size
     is_wide = not (shape.fuses_norms or load.is_compiled)
     if shape.norms_heads:
         attention += (2 * _MASTER if is_wide else w) * (shape.query_size + shape.key_size)
     norms = w * (2 + shape.norms) * shape.hidden + 8
     if is_wide:
         norms = 2 * (_MASTER * shape.norms + w) * shape.hidden
-    factors = (4 if shape.is_gated else 2) - load.is_compiled
+    factors = (4 if shape.is_gated else 2) + (-1 if load.is_compiled else shape.activation_tensors)
     inner = w * factors * (shape.intermediate * shape.experts + shape.shared)
     routing = (
         shape.experts * (2 * w * shape.hidden + _INDICES_BYTES) + 4 * shape.routed if shape.routed else 0

@@ -93,8 +93,14 @@ FAMILIES: dict[str, dict[str, object]] = {
         "model_type": "qwen2_moe", "intermediate_size": 512, "moe_intermediate_size": 64, "num_experts": 16,
         "num_experts_per_tok": 4, "shared_expert_intermediate_size": 256,
     },
+    "gpt2": {
+        "model_type": "gpt2", "num_key_value_heads": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "phi3": {"model_type": "phi3", "intermediate_size": 512},
+    "phi": {"model_type": "phi", "intermediate_size": 512},
 }  # fmt: skip
-"""Norms that are not fused, twice as many of them; experts that tokens are routed to, and shared ones."""
+"""Norms that are not fused, twice as many of them; experts that tokens are routed to, and shared ones; an activation
+function in several operations; queries, keys and values of one product; heads that are rotated in part."""
 
 
 @pytest.mark.parametrize(
@@ -107,6 +113,11 @@ FAMILIES: dict[str, dict[str, object]] = {
         ("qwen3_moe", True, "bfloat16"),
         ("qwen2_moe", False, "bfloat16"),
         ("qwen2_moe", True, "float32"),
+        ("gpt2", False, "float32"),
+        ("gpt2", True, "bfloat16"),
+        ("phi3", False, "bfloat16"),
+        ("phi3", True, "float32"),
+        ("phi", False, "float32"),
     ],
 )
 def test_layers_of_other_families_take_what_is_predicted(family: str, checkpoints: bool, dtype: str) -> None:

@@ -73,6 +73,20 @@ def test_adapters_are_for_no_experts_whether_they_are_one_tensor_or_many(
     assert (shape.experts, shape.routed, shape.shared) == (2, 4, 96)
 
 
+@pytest.mark.parametrize(
+    ("family", "seen"),
+    [("qwen2", (False, False, 0)), ("phi3", (True, True, 0)), ("glm4", (False, True, 0)),
+     ("gpt_neox", (True, True, 0)), ("phi", (False, True, 3)), ("gpt2", (False, False, 3))],
+)  # fmt: skip
+def test_products_rotations_and_activation_functions_are_seen(
+    folder: Path, family: str, seen: tuple[bool, bool, int]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(SIZES | {"model_type": family, "pad_token_id": None}))
+    shape = shape_of_model(ModelConfig(path=str(folder)))
+    assert shape is not None
+    assert (shape.joins_queries, shape.rotates_part, shape.activation_tensors) == seen
+
+
 def test_a_model_of_a_hub_that_is_not_in_the_cache_is_not_known() -> None:
     assert shape_of_model(ModelConfig(path="Qwen/Qwen2.5-0.5B-Instruct")) is None
 
