@@ -86,5 +86,5 @@ def _name_threads(probe: "subprocess.Popen[str]", deadline: float) -> Iterator[C
         raise
     answer = json.loads(text.splitlines()[-1])
     yield Check("seconds", answer["seconds"])
-    for module, news in answer["causes"]:
-        yield Check(f"threads and devices of {module}", ", ".join(news))
+    for module, additions in answer["causes"]:
+        yield Check(f"threads and devices of {module}", ", ".join(additions))

@@ -61,8 +61,8 @@ def run(card: Card) -> Iterator[Check]:
     peers = (owner, reader, expandable, refused_reader, refused_owner)
     statuses = [peer.process.returncode for peer in peers]
     yield holds("orderly ends", str(statuses), "status 0", not any(statuses))
-    left = used.wait_until(at_start + used.noise_bytes) - at_start
-    yield at_most("left on the card at the end", left, used.noise_bytes, "bytes")
+    remaining_bytes = used.wait_until(at_start + used.noise_bytes) - at_start
+    yield at_most("left on the card at the end", remaining_bytes, used.noise_bytes, "bytes")
 
 
 # ----------------------------------------------------------------------- in the other processes
@@ -220,8 +220,8 @@ def _kill_reader(owner: Peer, reader: Peer, victim: Peer, used: UsedMemory) -> I
         handle = owner.call(publish, "mixed", MIXED, version)
     yield at_most("killed reader: three versions after", time.perf_counter() - began, 10.0, "s")
     yield _none_wrong("killed reader: bytes after", reader.call(read, handle)[0])
-    left = used.wait_until(without_victim + used.noise_bytes) - without_victim
-    yield at_most("killed reader: left on the card", left, used.noise_bytes, "bytes")
+    remaining_bytes = used.wait_until(without_victim + used.noise_bytes) - without_victim
+    yield at_most("killed reader: left on the card", remaining_bytes, used.noise_bytes, "bytes")
 
 
 def _kill_owner(owner: Peer, reader: Peer, used: UsedMemory, sizes: Sizes) -> Iterator[Check]:
@@ -232,10 +232,10 @@ def _kill_owner(owner: Peer, reader: Peer, used: UsedMemory, sizes: Sizes) -> It
     before = used.read()
     size_bytes = 2 * handle.size_bytes  # two sets of buffers
     owner.kill()
-    left = used.wait_until(before - size_bytes)
+    remaining_bytes = used.wait_until(before - size_bytes)
     criterion = f">= {size_bytes / 1e6:.0f} MB, though a reader had it open"
-    freed = f"{(before - left) / 1e6:.0f} MB"
-    yield holds("killed owner: freed", freed, criterion, before - left >= size_bytes)
+    freed = f"{(before - remaining_bytes) / 1e6:.0f} MB"
+    yield holds("killed owner: freed", freed, criterion, before - remaining_bytes >= size_bytes)
     later = reader.call(try_read, handle)
     is_right = later == "equal" or later.startswith("StaleHandle")
     yield holds("killed owner: a later read", later, "its bytes, or StaleHandle", is_right)

@@ -201,8 +201,8 @@ def _kill_each(run: TrainRun, sizes: Sizes, deadline: float) -> Iterator[Check]:
 
 
 def _check_nothing_left(memory: DeviceMemory, used_before: int | None) -> Iterator[Check]:
-    left = wait_ended(_ENDS_S)
-    yield holds("processes left", "; ".join(left) or "none", "none", not left)
+    processes = wait_ended(_ENDS_S)
+    yield holds("processes left", "; ".join(processes) or "none", "none", not processes)
     if used_before is None:
         return
     deadline = time.monotonic() + _ENDS_S
@@ -214,8 +214,8 @@ def _check_nothing_left(memory: DeviceMemory, used_before: int | None) -> Iterat
 def _check_gradients(run: TrainRun) -> Iterator[Check]:
     """All are finite, and no policy stays as it was."""
     norms = {policy: [line.get(f"grad_norm/{policy}", 0.0) for line in run.metrics] for policy in POLICIES}
-    finite = all(math.isfinite(norm) for each in norms.values() for norm in each)
-    steps = min(sum(norm > 0 for norm in each) for each in norms.values())
+    finite = all(math.isfinite(norm) for series in norms.values() for norm in series)
+    steps = min(sum(norm > 0 for norm in series) for series in norms.values())
     yield holds("steps with a gradient", steps, ">= 2, finite", finite and steps >= 2)
 
 
@@ -225,11 +225,11 @@ def _check_gradients(run: TrainRun) -> Iterator[Check]:
 def compare(run: TrainRun, like: TrainRun) -> Iterator[Check]:
     """Figures and weights are those of ``like``, bit for bit."""
     differences = [
-        f"{key}/{policy} of step {line['step']}: {line.get(f'{key}/{policy}')}, not {other.get(f'{key}/{policy}')}"
-        for line, other in zip(run.metrics, like.metrics, strict=True)
+        f"{key}/{policy} of step {line['step']}: {line.get(f'{key}/{policy}')}, not {reference.get(f'{key}/{policy}')}"
+        for line, reference in zip(run.metrics, like.metrics, strict=True)
         for policy in POLICIES
         for key in _EXACT
-        if line.get(f"{key}/{policy}") != other.get(f"{key}/{policy}")
+        if line.get(f"{key}/{policy}") != reference.get(f"{key}/{policy}")
     ]
     first = f"{len(differences)} others, the first: {differences[0]}" if differences else "equal"
     yield holds(f"figures beside those of {like.name}", first, "equal", not differences)
@@ -242,6 +242,8 @@ def _checkpoint(run: TrainRun) -> Path:
     return max((run.folder / "checkpoints").glob("step_*"))
 
 
-def _greatest_difference(folder: Path, other: Path, policy: str) -> float:
-    weights, others = (load_file(each / policy / "model.safetensors") for each in (folder, other))
-    return max(float((weights[name].double() - others[name].double()).abs().max()) for name in others)
+def _greatest_difference(folder: Path, reference: Path, policy: str) -> float:
+    weights, references = (
+        load_file(checkpoint / policy / "model.safetensors") for checkpoint in (folder, reference)
+    )
+    return max(float((weights[name].double() - references[name].double()).abs().max()) for name in references)

@@ -61,22 +61,22 @@ def gang_of_one(card: Card) -> Iterator[GangRank]:
 
 def measure_groups(card: Card) -> Iterator[Check]:
     """Seconds of process groups, one after the other."""
-    joined, left = [], []
+    starts, ends = [], []
     for _ in range(_ROUNDS):
         began = perf_counter()
         with gang_of_one(card) as gang:
             gang.sum(torch.ones(1, device=card.device))
             synchronize(card.device)
-            joined.append(perf_counter() - began)
+            starts.append(perf_counter() - began)
             began = perf_counter()
-        left.append(perf_counter() - began)
-    yield Check("process group: first one, until a sum", joined[0], "s")
-    longest = max(joined[1:])
+        ends.append(perf_counter() - began)
+    yield Check("process group: first one, until a sum", starts[0], "s")
+    longest = max(starts[1:])
     if card.is_cuda:
         yield at_most("process group: the longest of the others", longest, _MOST_GROUP_S, "s")
     else:  # other programs may use the cores
         yield Check("process group: the longest of the others", longest, "s")
-    yield Check("process group: its end", median(left), "s")
+    yield Check("process group: its end", median(ends), "s")
 
 
 # ----------------------------------------------------------------------- building, forwards, publishing

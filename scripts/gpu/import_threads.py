@@ -17,16 +17,16 @@ _BOOTSTRAP: Final[Any] = sys.modules["_frozen_importlib"]
 def main(modules: list[str]) -> None:
     """Imports the modules. Prints the seconds, and for each module that has left more threads or devices than there
     were, its name with theirs. The innermost import is named."""
-    seen = [*_threads(), *_devices()]
+    listed = [*_threads(), *_devices()]
     causes: list[tuple[str, list[str]]] = []
     loading: list[str] = []
     load = _BOOTSTRAP._load_unlocked
 
     def look() -> None:
         present = [*_threads(), *_devices()]
-        if news := list((Counter(present) - Counter(seen)).elements()):
-            causes.append((loading[-1] if loading else "none", news))
-        seen[:] = present
+        if additions := list((Counter(present) - Counter(listed)).elements()):
+            causes.append((loading[-1] if loading else "none", additions))
+        listed[:] = present
 
     def load_and_look(spec: Any) -> Any:
         look()  # an extension may import others after the libraries behind it have started threads

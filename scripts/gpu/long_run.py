@@ -63,16 +63,16 @@ def _let_train(run: TrainRun, until: float) -> None:
 
 
 def _settings(card: Card) -> list[str]:
-    always = ["training.steps=100000", "evaluation.every=0", "checkpoint.every=0"]
+    settings = ["training.steps=100000", "evaluation.every=0", "checkpoint.every=0"]
     if not card.is_cuda:
-        return always
+        return settings
     shape = HALF_BILLION.config()
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     )  # fmt: skip
     sizes = {name: shape[name] for name in names} | {"head_dim": 64, "initializer_range": 0.02}
     return [
-        *always,
+        *settings,
         *(f"agents.{agent}.model.config={json.dumps(sizes)}" for agent in _POLICIES),
         "agent_defaults.model.dtype=bfloat16", "agent_defaults.optimizer.lr=1.0e-5", "agent_defaults.sft.batches=0",
     ]  # fmt: skip

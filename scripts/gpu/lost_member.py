@@ -79,11 +79,11 @@ def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
     meeting = Meeting(LOOPBACK)
     endpoint, _, gang = meeting.address.partition("/")
     host, _, port = endpoint.rpartition(":")
-    other = c10d.TCPStore(
+    store = c10d.TCPStore(
         host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s)
     )
     if case.comes:
-        c10d.PrefixStore(gang, other).set("rank-1", "here")
+        c10d.PrefixStore(gang, store).set("rank-1", "here")
     abort_s = f"{_DEADLINE_S:g}" if case.is_aborted else _NO_ABORT
     waiting = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, str(_ROOT), card.device, meeting.address, abort_s],
@@ -106,8 +106,8 @@ def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
             yield Check(
                 f"{case.name}: end", f"killed {TORN_TIMEOUT_S:g} s after its abort, as the pool does it"
             )
-            left = used.wait_until(at_start + used.noise_bytes) - at_start
-            yield at_most(f"{case.name}: left on the card", left, used.noise_bytes, "bytes")
+            remaining_bytes = used.wait_until(at_start + used.noise_bytes) - at_start
+            yield at_most(f"{case.name}: left on the card", remaining_bytes, used.noise_bytes, "bytes")
             return
     finally:
         meeting.close()

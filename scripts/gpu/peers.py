@@ -137,13 +137,13 @@ class Peer:
         """``directory``: of the transports that exchange states. ``environment``: more variables."""
         self._answer_s = (_ANSWER_S if card.is_cuda else _CPU_ANSWER_S) * card.limit_factor
         self._end_s = (_END_S if card.is_cuda else _CPU_END_S) * card.limit_factor
-        self._connection, theirs = Pipe()
-        arguments = [str(_ROOT), card.device, str(directory), str(theirs.fileno()), *refuses]
+        self._connection, far_end = Pipe()
+        arguments = [str(_ROOT), card.device, str(directory), str(far_end.fileno()), *refuses]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, *arguments],
-            stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL, pass_fds=[far_end.fileno()], env={**os.environ, **(environment or {})},
         )  # fmt: skip
-        theirs.close()
+        far_end.close()
 
     def __enter__(self) -> Self:
         return self

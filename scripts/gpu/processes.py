@@ -33,10 +33,10 @@ def descendants() -> list[psutil.Process]:
 def wait_ended(timeout_s: float) -> list[str]:
     """Waits until no descendant is left; returns the command lines of those that are left after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while (left := descendants()) and time.monotonic() < deadline:
+    while (processes := descendants()) and time.monotonic() < deadline:
         time.sleep(0.05)
     lines = []
-    for process in left:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             lines.append(" ".join(process.cmdline())[:120])
     return lines

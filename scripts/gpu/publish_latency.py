@@ -109,11 +109,11 @@ async def publish_from_full_cache(side: Side, size_bytes: int) -> dict[str, Any]
         pieces = [torch.empty(piece, dtype=torch.uint8, device=side.device) for _ in range(count)]
         del pieces
     cached = count * piece if side.device == "cpu" else torch.cuda.memory_reserved(side.device)
-    left = side.devices.memory(device).free_bytes
+    free_bytes = side.devices.memory(device).free_bytes
     began = time.perf_counter()
     handle = await transport.set("solver", weights, version=0)
     return {
-        "cached_bytes": cached, "free_bytes": left, "publish_s": time.perf_counter() - began,
+        "cached_bytes": cached, "free_bytes": free_bytes, "publish_s": time.perf_counter() - began,
         "paths": ", ".join(source.path for source in handle.sources),
     }  # fmt: skip
 

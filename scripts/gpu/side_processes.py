@@ -41,8 +41,8 @@ def _make_devices(card: Card, used: UsedMemory) -> Iterator[Check]:
         for name, step, bound in steps:
             peer.call(step)
             yield at_most(f"{name}: taken on the card", used.read() - before, bound, "bytes")
-    left = used.wait_until(before + used.noise_bytes) - before
-    yield at_most("after its end: taken on the card", left, used.noise_bytes, "bytes")
+    remaining_bytes = used.wait_until(before + used.noise_bytes) - before
+    yield at_most("after its end: taken on the card", remaining_bytes, used.noise_bytes, "bytes")
 
 
 async def make_devices(side: Side) -> list[str]:
@@ -104,8 +104,8 @@ def _run_command(card: Card, used: UsedMemory, arguments: Sequence[str]) -> Gene
     yield holds(f"{name}: exit status", ended.returncode, "0", ended.returncode == 0)
     yield Check(f"{name}: seconds", seconds, "s")
     yield Check(f"{name}: most taken on the card meanwhile", most.most - before, "bytes")
-    left = used.wait_until(before + used.noise_bytes) - before
-    yield at_most(f"{name}: left on the card", left, used.noise_bytes, "bytes")
+    remaining_bytes = used.wait_until(before + used.noise_bytes) - before
+    yield at_most(f"{name}: left on the card", remaining_bytes, used.noise_bytes, "bytes")
     return ended.stdout
 
 

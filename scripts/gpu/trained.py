@@ -167,8 +167,8 @@ def check_end(run: TrainRun, deadline: float, status: int = 0) -> Iterator[Check
         raise WrongEnd(f"exit status {run.process.returncode}: {run.last_line()}")
     yield holds("exit status", status, str(status), True)
     yield Check("seconds", sum(event["wall_s"] for event in run.events("run_ended")))
-    left = run.left_files()
-    yield holds("sockets and shared memory left", ", ".join(left[:5]) or "none", "none", not left)
+    files = run.left_files()
+    yield holds("sockets and shared memory left", ", ".join(files[:5]) or "none", "none", not files)
 
 
 class DeviceMemory:

@@ -28,8 +28,8 @@ def test_a_run_that_ends_well_has_figures_and_leaves_nothing(card: Card) -> None
         assert [line["step"] for line in run.metrics] == [1, 2]
         assert len(run.ready_times("solver-0")) == 1
         (run.runtime / "forgotten").write_text("")
-        (left,) = [check for check in check_end(run, deadline()) if check.passed is False]
-        assert left.value == "forgotten"
+        (failure,) = [check for check in check_end(run, deadline()) if check.passed is False]
+        assert failure.value == "forgotten"
     assert not run.runtime.exists()
 
 
