@@ -229,8 +229,8 @@ def _show_plan_elsewhere(config: RunConfig, keys: WrittenConfig, machine: str) -
     chosen = with_chosen_ranks(config, lambda: hosts)
     echo_file(plan_as_comment(place_run(chosen, hosts, all_models=True)))
     if changes := differences(config, chosen):
-        numbers = ", ".join(keys.in_text(f"{key}={number}") for key, (_, number) in changes.items())
-        echo(f"# chosen: {numbers}")
+        numbers = dict.fromkeys(keys.in_text(f"{key}={number}") for key, (_, number) in changes.items())
+        echo(f"# chosen: {', '.join(numbers)}")
     for text in warnings_about(chosen):
         echo(f"# warning: {keys.in_text(text)}")
     echo("# nothing was checked, started or written")

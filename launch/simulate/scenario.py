@@ -24,7 +24,6 @@ from ...actors.inference.measured_times import MeasuredTimes
 from ...actors.model_shape import ModelShape
 from ...actors.names import PolicyName
 from ...actors.trainer.backends.backend_config import TorchTrainerConfig
-from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...core.base.texts import guess
 from ..config.config_reading import (
     apply_override,
@@ -32,7 +31,6 @@ from ..config.config_reading import (
     override_key,
     read_yaml,
     resolve_mapping,
-    with_overrides,
 )
 from ..config.config_sections import PolicyConfig
 from ..config.run_config import RunConfig
@@ -40,7 +38,8 @@ from ..config.written_config import WrittenConfig
 from ..hosts.placement.auto_ranks import with_chosen_ranks
 from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_shape
 from ..hosts.placement.plan import Plan
-from ..hosts.placement.run_placement import place_shapes
+from ..hosts.placement.run_placement import cards_of, place_shapes
+from ..hosts.placement.slot_states import states_note
 from .cluster_config import ClusterConfig
 from .cluster_links import ClusterLinks, StateSizes
 from .engine_sources import times_of_engine
@@ -176,10 +175,12 @@ def recipe_data(workload: WorkloadConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A run that ``simulate`` plays once: its config, and the links of its cluster."""
+    """A run that ``simulate`` plays once: its config, and the links of its cluster. ``slot_states``: the plan's
+    sentence about the states of a slot."""
 
     config: RunConfig
     links: ClusterLinks
+    slot_states: str = ""
 
 
 def simulated_config(scenario: Scenario) -> RunConfig:
@@ -193,14 +194,9 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     if not scenario.config.training.steps:
         raise ConfigError("training.steps=0: a simulation takes the time of steps: write 1 or more")
     hosts = scenario.cluster.descriptions(scenario.twin_hosts)
-    pool = scenario.config.pool
-    states = pool.states_per_slot if isinstance(pool, SharedPoolConfig) else None
-    # A state that is loaded ahead takes the time of the bus here, and no memory: the published settings of large
-    # policies have room for one.
-    config = with_chosen_ranks(_with_states(scenario.config, 1 if states else None), lambda: hosts)
-    shapes = model_shapes(config)
+    shapes = model_shapes(scenario.config)
+    config = with_chosen_ranks(scenario.config, lambda: hosts, shapes)
     plan = place_shapes(config, hosts, shapes).plan
-    config = _with_states(config, states)
     _refuse_shared_devices(plan, scenario.cluster)
     raw = config.model_dump(mode="json")
     for name, policy in config.policies.items():
@@ -222,14 +218,9 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
         name: StateSizes.of(shapes[name], _item_bytes(policy)) for name, policy in config.policies.items()
     }
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
-    return SimulatedJob(check(raw, "the simulated run"), links)
-
-
-def _with_states(config: RunConfig, states: int | None) -> RunConfig:
-    """The same with room for so many states on a slot; None: without slots."""
-    if states is None:
-        return config
-    return with_overrides(config, [f"pool.states_per_slot={states}"], "the scenario's pool")
+    cards = cards_of(hosts, share_gpus=config.hosts.share_gpus)
+    note = states_note(config, plan, hosts, shapes, cards)
+    return SimulatedJob(check(raw, "the simulated run"), links, note)
 
 
 def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:

@@ -1,11 +1,12 @@
 """The run of a scenario in virtual time, from the scenario to its figures."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ..config.run_config import RunConfig
 from ..monitoring.console.display import Display
-from .scenario import Scenario, simulated_job
+from .scenario import Scenario, SimulatedJob, simulated_job
 from .simulation import Simulation, simulate
 from .summary import Summary, summary_of
 
@@ -17,7 +18,9 @@ def run_scenario(
 ) -> Summary:
     """Trains until the last step. ``folder``: of the run, a new one; with spans, in virtual time, if it
     ``records_spans``. ``display``: shows the run. Raises the errors of ``simulated_job`` and ``simulate``."""
-    return summary_of(*play_scenario(scenario, folder, records_spans=records_spans, display=display))
+    job = simulated_job(scenario)
+    simulation = _play(job, scenario.hosts, folder, records_spans, display)
+    return replace(summary_of(simulation, job.config), slot_states=job.slot_states)
 
 
 def play_scenario(
@@ -25,9 +28,14 @@ def play_scenario(
 ) -> tuple[Simulation, RunConfig]:
     """As ``run_scenario``; the run itself, and its config."""
     job = simulated_job(scenario)
-    simulation = simulate(
+    return _play(job, scenario.hosts, folder, records_spans, display), job.config
+
+
+def _play(
+    job: SimulatedJob, hosts: int, folder: Path, records_spans: bool, display: Display | None
+) -> Simulation:
+    return simulate(
         job.config, folder, job.config.seed,
-        hosts=scenario.hosts, links=job.links, keep_log=False, reads_statistics=True, records_spans=records_spans,
+        hosts=hosts, links=job.links, keep_log=False, reads_statistics=True, records_spans=records_spans,
         display=display, limit_s=_LIMIT_S,
     )  # fmt: skip
-    return simulation, job.config

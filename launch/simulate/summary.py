@@ -53,6 +53,7 @@ class Summary:
     policies of a shared pool were on their way to slots or from them, with their waits, the sum over the policies.
     ``swaps_hidden_s``, ``weights_hidden_s``: the seconds of ``transfers`` that no step has waited for.
     ``busiest_port``, ``port_busy``: the port that has used the largest part of its bandwidth, and that part.
+    ``slot_states``: the plan's sentence about the states of a slot.
     """
 
     steps: int
@@ -76,6 +77,7 @@ class Summary:
     transfers: Transfers = Transfers()
     busiest_port: str = ""
     port_busy: float = 0.0
+    slot_states: str = ""
 
     @property
     def swaps_hidden_s(self) -> float:
@@ -122,6 +124,8 @@ class Summary:
             f"  failed trajectories   {self.failed_trajectories:8.1f}",
             f"The longest part: {self.bound}.",
         ]
+        if self.slot_states:
+            lines.append(f"By the plan {self.slot_states}.")
         if self.port_busy >= _FULL:
             lines.append(f"The busiest link: {self.busiest_port}, {self.port_busy:.0%} of its bandwidth.")
         return "\n".join(lines)

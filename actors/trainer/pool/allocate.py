@@ -90,7 +90,7 @@ class Allocator:
         self._expected = ExpectedSeconds(self._gangs.values())
         self._now: float | None = None
         self._hosts = dict(hosts or {})
-        self._occupancy = Occupancy(self._slots, self._gangs, self._config.states_per_slot, self._hosts)
+        self._occupancy = Occupancy(self._slots, self._gangs, self._config.state_count, self._hosts)
 
     # ------------------------------------------------------------------ events
 

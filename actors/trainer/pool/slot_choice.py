@@ -4,11 +4,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
-from ...config_base import Config, Count, NonNegative, Unit
+from ...config_base import AUTO, AutoCount, Config, Count, NonNegative, Unit
 from ...names import PolicyName, SlotName
 from .expected_seconds import ExpectedSeconds
 from .gangs import Gang, Phase, Slots
 from .slot_shares import slot_shares
+
+MOST_STATES: Final = 2
+"""One state computes, and one is loaded beside it. A third would wait behind the second: it takes memory alone."""
 
 # Loads change from step to step, and each move costs a swap.
 _SMALL: Final = 0.75
@@ -22,10 +25,10 @@ _LEFT: Final = 2.0
 class AllocatorConfig(Config):
     """The rules by which policies share the slots of the training pool."""
 
-    # One state computes, and one is loaded beside it. A third would wait behind the second: it takes memory alone.
-    states_per_slot: Annotated[Count, Unit("states")] = 2
+    states_per_slot: Annotated[AutoCount, Unit("states")] = AUTO
     """Training states for which a slot has memory; the plan of a GPU counts them. With one, nothing is loaded beside a
-    policy that computes."""
+    policy that computes. `auto`: two if [the plan](gpus.md#the-states-of-a-slot) has room for them, and on CPUs;
+    else one."""
     # A guard against starving, not a share of the time: that is the part of the critical and the longest. A policy that
     # waits forces at most one swap in 16 computations of a slot: 6 % of the time if a swap takes as long as one.
     patience: Annotated[Count, Unit("computations")] = 16
@@ -39,6 +42,11 @@ class AllocatorConfig(Config):
     hysteresis: NonNegative = 2.0
     """Time that a policy with work computes before a critical one takes its slots, as a multiple of the cost of a swap;
     and the time that a policy on fewer slots than its `ranks` loses before it moves to more."""
+
+    @property
+    def state_count(self) -> int:
+        """``states_per_slot``; the most if no plan has chosen, as nothing limits them then."""
+        return MOST_STATES if self.states_per_slot == AUTO else self.states_per_slot
 
 
 class Occupancy:

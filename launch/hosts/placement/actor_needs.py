@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ....actors.config_base import AUTO
 from ....actors.inference.engine_bytes import engine_bytes
 from ....actors.model_shape import ModelShape
 from ....actors.names import PolicyName
@@ -16,6 +17,8 @@ from .plan import Need
 from .training_bytes import CONTEXT_BYTES, Cards, Places, load_of, nearest_fit, parts_of
 
 Parts = tuple[tuple[str, int], ...]
+
+STATES: Final = "pool.states_per_slot"
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
@@ -167,23 +170,26 @@ class _Sizes:
         needed = {name: rank for name in self.config.trained if (rank := self._rank(name)) is not None}
         if not needed:
             return (), ""
-        beside = {
-            name: self._beside(name, {other: rank for other, (_, rank) in needed.items()}) for name in needed
-        }
+        ranks = {name: rank for name, (_, rank) in needed.items()}
+        beside = {name: self._beside(name, ranks) for name in needed}
         most = max(needed, key=lambda name: needed[name][1].peak + beside[name])
         parts, remedy = parts_of(needed[most][1]), self._remedy(most)
         if not beside[most]:
             return parts, remedy
         parts = (*parts, ("states beside it", beside[most]))
-        if self.cards is not None and _total(parts) > self.cards.room_bytes:
-            remedy = ", ".join(filter(None, ["pool.states_per_slot=1", remedy]))
+        is_more = beside[most] > self._beside(most, ranks, ahead=0)
+        if is_more and self.cards is not None and _total(parts) > self.cards.room_bytes:
+            remedy = ", ".join(filter(None, [f"{STATES}={AUTO}", remedy]))
         return parts, remedy
 
-    def _beside(self, name: PolicyName, ranks: Mapping[PolicyName, RankBytes]) -> int:
-        """Bytes of the states that a slot has beside that of ``name``: those that are loaded ahead
-        (``pool.states_per_slot``), and the bases of adapters, which stay."""
+    def _beside(
+        self, name: PolicyName, ranks: Mapping[PolicyName, RankBytes], ahead: int | None = None
+    ) -> int:
+        """Bytes of the states that a slot has beside that of ``name``: those that are loaded ``ahead``
+        (``pool.states_per_slot`` decides), and the bases of adapters, which stay."""
         pool = self.config.pool
         assert isinstance(pool, SharedPoolConfig), "there are no slots without it"
+        ahead = pool.state_count - 1 if ahead is None else ahead
         lora = {other: self.config.policies[other].lora is not None for other in ranks}
         models = {other: self.config.policies[other].real_model.model_dump_json() for other in ranks}
         bases = {models[other]: rank.frozen for other, rank in ranks.items() if lora[other]}
@@ -193,7 +199,7 @@ class _Sizes:
             (rank.state - rank.frozen * lora[other] for other, rank in ranks.items() if other != name),
             reverse=True,
         )
-        return sum(states[: pool.states_per_slot - 1]) + sum(bases.values())
+        return sum(states[:ahead]) + sum(bases.values())
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""

@@ -25,11 +25,16 @@ def known_shapes(config: RunConfig, *, all_models: bool = False) -> dict[PolicyN
     ``all_models``: also of models on a CPU without files here, which takes an import of torch: a small part of a run
     with GPUs, but a large one of the start of a tiny run.
     """
+    # Policies often have the same model, and its outline takes seconds.
+    of_models: dict[str, ModelShape | None] = {}
     shapes: dict[PolicyName, ModelShape] = {}
     for name, policy in config.policies.items():
         model = policy.used_model
         if model is not None:
-            shape = shape_of_model(model, may_import=all_models or model.device != "cpu")
+            key = model.model_dump_json()
+            if key not in of_models:
+                of_models[key] = shape_of_model(model, may_import=all_models or model.device != "cpu")
+            shape = of_models[key]
             shapes |= {} if shape is None else {name: shape}
     return shapes
 

@@ -18,6 +18,7 @@ from .gang_hosts import gang_problems
 from .model_memory import known_shapes, unknown_shape
 from .place import place
 from .plan import DoesNotFit, Need, Plan
+from .slot_states import states_note
 from .state_memory import state_memory_problems, with_state_memory
 from .training_bytes import Cards, shape_problems
 
@@ -112,6 +113,8 @@ def place_shapes(
     needs = needs_of(config, shapes, cards)
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
     plan = replace(plan, notes=(*plan.notes, *_compiler_notes(hosts, needs)))
+    if note := states_note(config, plan, hosts, shapes, cards):
+        plan = replace(plan, notes=(*plan.notes, note))
     plan = with_state_memory(plan, config, shapes, cards)
     problems = [
         *driver_problems(hosts, plan),

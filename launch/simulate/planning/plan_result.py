@@ -47,7 +47,10 @@ def plan_text(outcome: PlanOutcome) -> str:
         lines.append(f"  the scenario as it is does not fit: {outcome.as_it_is.splitlines()[-1].strip()}")
     if len(ranking) > 1:
         lines.append(f"  the second             {_times(ranking[1][1], best_s)}")
-    lines += [f"  limited by {limit_of(summary)}", f"  {_proof(outcome)}", "", *_table(outcome)]
+    lines.append(f"  limited by {limit_of(summary)}")
+    if summary.slot_states:
+        lines.append(f"  {summary.slot_states}")
+    lines += [f"  {_proof(outcome)}", "", *_table(outcome)]
     if outcome.refusals:
         lines += ["", "Left out:", *(f"  {reason}" for reason in outcome.refusals[:_ROWS])]
         if (more := len(outcome.refusals) - _ROWS) > 0:
@@ -61,7 +64,8 @@ def plan_json(outcome: PlanOutcome, written: str) -> str:
     best = outcome.summaries[ranking[0][0]]
     as_it_is = outcome.as_it_is
     return json.dumps({
-        "step_s": best.step_s, "limit": limit_of(best), "scenario": written, "is_proved": is_proved(outcome),
+        "step_s": best.step_s, "limit": limit_of(best), "slot_states": best.slot_states, "scenario": written,
+        "is_proved": is_proved(outcome),
         "candidates": len(outcome.bounds),
         "as_it_is": {"step_s": as_it_is.step_s} if isinstance(as_it_is, Summary) else {"refusal": as_it_is},
         "simulated": [_row(candidate, outcome) for candidate, _ in ranking], "refusals": outcome.refusals,

@@ -330,7 +330,7 @@ AUTO = ("pool={name: shared, slots: auto}", "trainer.ranks=auto")
 
 def test_slots_that_a_resumed_run_leaves_to_the_plan_become_a_number(run: RunDirectory) -> None:
     pool = resuming.plan_resume(run, AUTO[:1], []).config.pool
-    assert isinstance(pool, SharedPoolConfig) and pool.slots == 1
+    assert isinstance(pool, SharedPoolConfig) and (pool.slots, pool.states_per_slot) == (1, 2)
 
 
 def test_numbers_that_a_resumed_run_leaves_to_the_plan_are_chosen_for_the_hosts_that_join_too(
@@ -354,8 +354,12 @@ def test_a_run_that_continues_keeps_the_numbers_that_its_plan_has_chosen(
     recipe: Path, tmp_path: Path
 ) -> None:
     config = with_chosen_ranks(resolve(str(recipe), AUTO), list)
+    assert isinstance(config.pool, SharedPoolConfig) and config.pool.states_per_slot == 2
     begun = RunDirectory.create(tmp_path / "begun", to_yaml(config))
     assert changed_settings(begun, str(recipe), AUTO) == []
+    assert changed_settings(begun, str(recipe), [*AUTO, "pool.states_per_slot=1"]) == [
+        "pool.states_per_slot=1"
+    ]
     assert changed_settings(begun, str(recipe), [*AUTO, "seed=5"]) == ["seed=5"]
 
 

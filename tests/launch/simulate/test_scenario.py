@@ -12,9 +12,17 @@ from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.core.errors import FlexmarlError
+from flexmarl.launch.hosts.placement.plan import DoesNotFit
 from flexmarl.launch.simulate.devices import PRESETS
-from flexmarl.launch.simulate.scenario import model_shapes, read_scenario, scenario_file, simulated_config
+from flexmarl.launch.simulate.scenario import (
+    model_shapes,
+    read_scenario,
+    scenario_file,
+    simulated_config,
+    simulated_job,
+)
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
 
@@ -103,6 +111,39 @@ def test_a_cluster_that_can_not_hold_the_run_is_refused_with_the_numbers() -> No
     shared = "instances and training need 5 devices, and cluster has 1 x 4: they would share 1"
     assert shared in refusal("agents.solver.instances=2")
     assert "GiB" in refusal("agent_defaults.engine.kv_cache_bytes=100000000000")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "states", "words"),
+    [
+        (
+            (),
+            1,
+            "pool.states_per_slot=1: 2 states need 97.2 GiB of each GPU, and 95% of 64.0 GiB may be used",
+        ),
+        (
+            ("cluster.device.memory_gib=110",),
+            2,
+            "pool.states_per_slot=2: the next policy's state fits beside the present one",
+        ),
+        (
+            ("cluster.device.memory_gib=110", "pool.states_per_slot=1"),
+            1,
+            "2 states would fit",
+        ),
+    ],
+)
+def test_a_simulation_plays_the_states_of_its_plan(
+    overrides: tuple[str, ...], states: int, words: str
+) -> None:
+    job = simulated_job(read_scenario(scenario_file("merchant-assistant"), overrides))
+    assert isinstance(job.config.pool, SharedPoolConfig)
+    assert job.config.pool.states_per_slot == states and words in job.slot_states
+
+
+def test_a_number_of_states_without_room_is_refused_as_that_of_a_real_run() -> None:
+    with pytest.raises(DoesNotFit, match="97.2 GiB are needed on each GPU .*with pool.states_per_slot=auto$"):
+        simulated_config(read_scenario(scenario_file("merchant-assistant"), ["pool.states_per_slot=2"]))
 
 
 def test_a_gang_that_is_larger_than_its_pool_is_refused() -> None:

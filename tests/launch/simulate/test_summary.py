@@ -83,6 +83,14 @@ def test_a_port_that_is_used_for_half_of_the_time_is_named(tmp_path: Path) -> No
     assert "link: host-0 out, 64% of" in replace(made, busiest_port="host-0 out", port_busy=0.64).text()
 
 
+def test_the_states_of_a_slot_are_a_line_where_the_plan_has_a_sentence(tmp_path: Path) -> None:
+    made = summary(tmp_path, row(1, 20.0, 12.0, 3.0))
+    assert "By the plan" not in made.text()
+    figures = run_scenario(read_scenario(SCENARIO, ["training.steps=1"]), tmp_path / "simulated")
+    assert "\nBy the plan pool.states_per_slot=2: the next policy's state fits" in figures.text()
+    assert json.loads(figures.as_json())["slot_states"] in figures.text()
+
+
 def test_a_run_on_one_host_has_the_transfers_that_its_links_give(tmp_path: Path) -> None:
     """One policy of 16.8 million parameters of 2 bytes, on one rank: its weights leave by the first rank's link of 48
     GB/s, and enter by that of the instance, as long. They are shorter than any computation, which hides nothing."""

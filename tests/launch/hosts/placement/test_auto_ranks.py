@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis.strategies import booleans, integers
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.hosts.host_description import HostDescription
@@ -18,7 +22,8 @@ from flexmarl.launch.hosts.placement.auto_ranks import (
     with_least_ranks,
 )
 from flexmarl.launch.hosts.placement.plan import DoesNotFit
-from flexmarl.launch.hosts.placement.run_placement import place_run
+from flexmarl.launch.hosts.placement.run_placement import place_run, place_shapes
+from flexmarl.launch.hosts.placement.slot_states import USED_SHARE, with_states
 
 from .hosts import GIB, host, shape
 
@@ -79,13 +84,13 @@ def test_without_anything_to_choose_the_config_is_the_same() -> None:
 
 def test_ranks_that_share_their_gpus_with_instances_are_more() -> None:
     """On three GPUs an instance is beside a slot: its weights, keys and values take 22 of 80 GiB."""
-    vllm, one = "agent_defaults.engine.name=vllm", "pool.states_per_slot=1"
+    vllm = "agent_defaults.engine.name=vllm"
 
     def ranks(gpus: int, *settings: str) -> int:
         return chosen([host("a", gpus, shared_memory=999 * GIB)], *ON_GPUS, vllm, *settings)[0]
 
-    assert [ranks(gpus, one) for gpus in (8, 3)] == [2, 3]
-    assert ranks(8) == 4, "the other policy's state is loaded beside it"
+    assert [ranks(gpus) for gpus in (8, 3)] == [2, 3]
+    assert ranks(8, "pool.states_per_slot=2") == 4, "the other policy's state is loaded beside it"
 
 
 def test_ranks_on_several_hosts_need_leave() -> None:
@@ -141,6 +146,8 @@ def test_a_model_of_unknown_size_is_refused_with_what_to_do(monkeypatch: pytest.
 def test_a_run_keeps_the_numbers_with_which_it_has_begun() -> None:
     assert is_left_to_the_plan("policies.sorter.trainer.ranks", "auto")
     assert is_left_to_the_plan("pool.slots", "auto")
+    assert is_left_to_the_plan("pool.states_per_slot", "auto")
+    assert not is_left_to_the_plan("pool.states_per_slot", 1)
     assert not is_left_to_the_plan("weights.path", "auto") and not is_left_to_the_plan("pool.slots", 2)
 
 
@@ -160,3 +167,110 @@ def test_other_words_are_refused(settings: list[str], message: str, tmp_path: Pa
     with pytest.raises(ConfigError) as refused:
         resolve("sort-digits", settings)
     assert message in str(refused.value)
+
+
+FIXED = (
+    "agent_defaults.model.device=cuda",
+    "pool={name: shared, slots: 2}",
+    "agent_defaults.trainer.ranks=2",
+)
+"""Two ranks of 8 and 4 billion parameters: 60 GiB and 30 GiB of state on each GPU, and what comes on top."""
+
+
+def states(gpu_bytes: int, *settings: str, gpus: int = 8) -> int:
+    """The states of a slot."""
+    here = host("a", gpus, gpu_bytes=gpu_bytes, shared_memory=999 * GIB)
+    config = with_chosen_ranks(resolve("sort-digits", [*FIXED, *settings]), lambda: [here])
+    assert isinstance(config.pool, SharedPoolConfig) and isinstance(config.pool.states_per_slot, int)
+    return config.pool.states_per_slot
+
+
+def test_a_slot_has_two_states_where_they_fit_and_else_one() -> None:
+    assert [states(size * GIB) for size in (40, 80, 100, 140)] == [1, 1, 1, 2]
+    assert [states(size * GIB, "pool.states_per_slot=2") for size in (40, 80)] == [2, 2], "a number is obeyed"
+    assert states(140 * GIB, "pool.states_per_slot=1") == 1
+    assert states(40 * GIB, "agents.checker.train=false") == 2, "there is no second state"
+
+
+def test_a_second_state_leaves_instances_that_share_the_gpu_their_room() -> None:
+    """A slot with two states takes 101 GiB, and an instance 14 or more: four actors share three GPUs."""
+    vllm = "agent_defaults.engine.name=vllm"
+    assert [states(115 * GIB, vllm, gpus=gpus) for gpus in (4, 3)] == [2, 1]
+
+
+def test_no_policy_gets_more_ranks_for_a_second_state() -> None:
+    def both(gpu_bytes: int, *settings: str) -> tuple[tuple[int, int, int], int]:
+        here = host("a", 8, gpu_bytes=gpu_bytes, shared_memory=999 * GIB)
+        config = with_chosen_ranks(resolve("sort-digits", [*ON_GPUS, *settings]), lambda: [here])
+        assert isinstance(config.pool, SharedPoolConfig)
+        return numbers(config), config.pool.state_count
+
+    assert both(80 * GIB) == ((2, 1, 2), 1)
+    assert both(170 * GIB) == ((1, 1, 1), 1)
+    assert both(240 * GIB) == ((1, 1, 1), 2)
+    assert both(80 * GIB, "pool.states_per_slot=2")[0][0] > 2, "a number is obeyed, and needs its ranks"
+
+
+@settings_of_hypothesis(max_examples=25, deadline=None)
+@given(
+    gpu_gib=integers(20, 300),
+    gpus=integers(1, 6),
+    billions=integers(1, 12),
+    vllm=booleans(),
+    ranks=integers(1, 4),
+)
+def test_the_chosen_states_are_the_most_that_have_a_plan(
+    gpu_gib: int, gpus: int, billions: int, vllm: bool, ranks: int
+) -> None:
+    here = [host("a", gpus, gpu_bytes=gpu_gib * GIB, shared_memory=999 * GIB)]
+    shapes = {SORTER: shape(billions * BILLION), CHECKER: shape(3 * BILLION)}
+    settings = [FIXED[0], f"pool={{name: shared, slots: {ranks}}}", f"agent_defaults.trainer.ranks={ranks}"]
+    settings += ["agent_defaults.engine.name=vllm"] * vllm
+    config = resolve("sort-digits", settings)
+    chosen_config = with_chosen_ranks(config, lambda: here, shapes)
+    assert isinstance(chosen_config.pool, SharedPoolConfig)
+
+    def fits(count: int) -> bool:
+        try:
+            place_shapes(with_states(config, count), here, shapes)
+        except DoesNotFit:
+            return False
+        return True
+
+    if chosen_config.pool.states_per_slot == 2:
+        assert fits(2)
+    elif fits(2):
+        plan = place_shapes(with_states(config, 2), here, shapes).plan
+        assert max(placed.need.gpu_bytes for placed in plan.actors.values()) > USED_SHARE * gpu_gib * GIB
+    assert chosen_config == with_chosen_ranks(chosen_config, lambda: here, shapes), (
+        "a resumed run has the same"
+    )
+
+
+def test_states_are_two_where_nothing_is_planned_and_no_host_is_read() -> None:
+    config = with_chosen_ranks(
+        resolve("sort-digits", ["pool={name: shared, slots: 1}"]), lambda: pytest.fail("a host is read")
+    )
+    assert isinstance(config.pool, SharedPoolConfig) and config.pool.states_per_slot == 2
+    assert AllocatorConfig().state_count == 2 and AllocatorConfig(states_per_slot=1).state_count == 1
+
+
+@pytest.mark.parametrize("written", ["auto", "2", "1"])
+def test_what_has_no_room_is_refused_with_either_number(written: str) -> None:
+    """The nearest fit has more ranks; of a written number also that the plan may choose it."""
+    here = [host("a", 8, gpu_bytes=40 * GIB, shared_memory=999 * GIB)]
+    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
+    config = resolve("sort-digits", [*FIXED, f"pool.states_per_slot={written}"])
+    with pytest.raises(DoesNotFit) as refused:
+        place_shapes(with_chosen_ranks(config, lambda: here, shapes), here, shapes)
+    text = str(refused.value)
+    assert "pool.slots=2: " in text and "trainer.ranks=" in text
+    assert ("pool.states_per_slot=auto" in text) == (written == "2")
+
+
+def test_a_number_that_alone_does_not_fit_is_refused_with_the_setting() -> None:
+    here = [host("a", 8, shared_memory=999 * GIB)]
+    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
+    config = resolve("sort-digits", [*FIXED, "pool.states_per_slot=2"])
+    with pytest.raises(DoesNotFit, match=r"states beside it .*; it fits with pool.states_per_slot=auto$"):
+        place_shapes(config, here, shapes)

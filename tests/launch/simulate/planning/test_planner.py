@@ -32,7 +32,7 @@ def scenario(*settings: str) -> ScenarioFile:
     return ScenarioFile(SCENARIO, settings)
 
 
-def figures(step_s: float, **changes: float) -> Summary:
+def figures(step_s: float, **changes: float | str) -> Summary:
     zeros = {field.name: 0 for field in fields(Summary)}
     return Summary(**{**zeros, "steps": 1, "step_s": step_s, **changes})  # type: ignore[arg-type]
 
@@ -107,6 +107,15 @@ def test_the_result_has_the_fastest_and_its_distances() -> None:
     told = json.loads(plan_json(outcome, "best.yaml"))
     assert [row["step_s"] for row in told["simulated"]] == [6.0, 7.0, 8.0]
     assert told["as_it_is"] == {"step_s": 9.0} and told["scenario"] == "best.yaml"
+
+
+def test_the_result_says_for_how_many_states_a_slot_of_the_fastest_has_memory() -> None:
+    outcome = search([9.0, 8.0], limit=1)
+    (fastest,) = outcome.summaries
+    assert "states_per_slot" not in plan_text(outcome), "there is no second state"
+    outcome.summaries[fastest] = figures(8.0, slot_states="pool.states_per_slot=1: 2 states need more")
+    assert "  pool.states_per_slot=1: 2 states need more\n" in plan_text(outcome)
+    assert json.loads(plan_json(outcome, "best.yaml"))["slot_states"].startswith("pool.states_per_slot=1")
 
 
 def test_a_stopped_search_has_the_fastest_so_far() -> None:
