@@ -13,12 +13,10 @@ from ....actors.trainer.rank_bytes import RankBytes, RankLoad, rank_bytes
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
-from .plan import Need
+from .plan import BESIDE, STATES, Need
 from .training_bytes import CONTEXT_BYTES, Cards, Places, load_of, nearest_fit, parts_of
 
 Parts = tuple[tuple[str, int], ...]
-
-STATES: Final = "pool.states_per_slot"
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
@@ -176,7 +174,7 @@ class _Sizes:
         parts, remedy = parts_of(needed[most][1]), self._remedy(most)
         if not beside[most]:
             return parts, remedy
-        parts = (*parts, ("states beside it", beside[most]))
+        parts = (*parts, (BESIDE, beside[most]))
         is_more = beside[most] > self._beside(most, ranks, ahead=0)
         if is_more and self.cards is not None and _total(parts) > self.cards.room_bytes:
             remedy = ", ".join(filter(None, [f"{STATES}={AUTO}", remedy]))

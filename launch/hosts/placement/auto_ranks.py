@@ -24,10 +24,9 @@ from ....actors.trainer.rank_bytes import rank_bytes
 from ...config.config_reading import with_overrides
 from ...config.run_config import RunConfig
 from ..host_description import HostDescription
-from .actor_needs import STATES
 from .capacity import is_usable
 from .model_memory import known_shapes, unknown_shape
-from .plan import DoesNotFit
+from .plan import STATES, DoesNotFit
 from .run_placement import cards_of, place_shapes
 from .slot_states import USED_SHARE, states_have_room, with_states
 from .training_bytes import CONTEXT_BYTES, load_of

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from ..host_description import HostDescription
 from .capacity import UNKNOWN_BYTES, is_usable, usable_bytes
-from .plan import SHARE_GPUS, Need, Purpose
+from .plan import BESIDE, SHARE_GPUS, STATES, Need, Purpose
 
 _LESS = "a smaller engine.kv_cache_bytes"
 _WORDS: dict[Purpose, str] = {"training": "training", "generation": "the instances"}
@@ -38,9 +38,11 @@ def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, sha
     total = sum(need.gpus for need in needs)
     usable = sum(is_usable(gpu, share_gpus) for host in hosts for gpu in host.gpus)
     alone = f": each on GPUs of its own takes {total}, and there are {usable}" if total > usable else ""
+    has_states = any(name == BESIDE for need in needs for name, _ in need.parts)
+    one_state = f"{STATES}=1 (auto takes it if two have no room), " if has_states else ""
     return (
         f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}{alone}; take more GPUs, fewer "
-        f"instances or slots, or {_LESS}"
+        f"instances or slots, {one_state}or {_LESS}"
     )
 
 

@@ -10,6 +10,9 @@ Purpose = Literal["training", "generation"]
 """The two uses of a GPU. One actor of each may share a GPU if there are too few for all."""
 
 SHARE_GPUS: Final = "hosts.share_gpus=true"
+STATES: Final = "pool.states_per_slot"
+BESIDE: Final = "states beside it"
+"""The part of a slot for states beside the largest."""
 
 
 @dataclass(frozen=True, slots=True)

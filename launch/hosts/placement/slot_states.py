@@ -9,9 +9,9 @@ from ....actors.trainer.pool.pool_config import SharedPoolConfig
 from ....actors.trainer.pool.slot_choice import MOST_STATES
 from ...config.run_config import RunConfig
 from ..host_description import HostDescription
-from .actor_needs import STATES, needs_of
+from .actor_needs import needs_of
 from .capacity import usable_bytes
-from .plan import Placed, Plan
+from .plan import STATES, Placed, Plan
 from .training_bytes import Cards
 
 USED_SHARE: Final = 0.95

@@ -274,3 +274,12 @@ def test_a_number_that_alone_does_not_fit_is_refused_with_the_setting() -> None:
     config = resolve("sort-digits", [*FIXED, "pool.states_per_slot=2"])
     with pytest.raises(DoesNotFit, match=r"states beside it .*; it fits with pool.states_per_slot=auto$"):
         place_shapes(config, here, shapes)
+
+
+def test_a_number_that_leaves_an_instance_on_the_same_gpu_no_room_is_refused_with_the_setting() -> None:
+    here = [host("a", 3, gpu_bytes=115 * GIB, shared_memory=999 * GIB)]
+    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
+    config = resolve("sort-digits", [*FIXED, "agent_defaults.engine.name=vllm"])
+    place_shapes(with_states(config, 1), here, shapes)
+    with pytest.raises(DoesNotFit, match=r"no way was found .*, pool.states_per_slot=1 \(auto takes it if"):
+        place_shapes(with_states(config, 2), here, shapes)

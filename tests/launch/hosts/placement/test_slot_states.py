@@ -4,8 +4,8 @@ import pytest
 
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.hosts.placement.actor_needs import STATES
 from flexmarl.launch.hosts.placement.auto_ranks import with_chosen_ranks
+from flexmarl.launch.hosts.placement.plan import STATES
 from flexmarl.launch.hosts.placement.run_placement import place_shapes
 from flexmarl.launch.hosts.placement.slot_states import with_states
 
