@@ -104,7 +104,7 @@ def test_the_log_probabilities_are_those_of_routers_that_choose_the_same() -> No
         logprobs = (logits / sample.temperature).log_softmax(-1)
         expected = logprobs.gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]
         found = np.array(sample.logprobs) + compared[sample.sample_id].differences
-        assert found == pytest.approx(expected.numpy(), abs=2e-3)  # the record rounds them
+        assert found == pytest.approx(expected.numpy(), abs=5e-3)  # the record rounds them
 
 
 @pytest.fixture(scope="module")
