@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import RecipeError
-from ..expert_routes import Routes, routes_column
+from ..expert_routes import ROUTES_COLUMN, routes_column
 from ..messages import Sample
 
 NUMBERS: Final = ("tensor", "float", "int", "bool")
@@ -18,10 +18,14 @@ tokens have the one of their sample."""
 def with_columns(
     samples: Sequence[Sample], names: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> Iterator[Sample]:
-    """The samples with the columns ``names``, ``[T]`` float32 each. ``columns``: the values by sample. Raises
-    RecipeError for a value with another number of tokens."""
+    """The samples with the columns ``names``: ``[T]`` float32 each, and the routes of those that have any.
+    ``columns``: the values by sample. Raises RecipeError for a value with another number of tokens."""
     for number, sample in enumerate(samples):
-        values = {name: _by_token(sample, name, columns[name][number]) for name in names}
+        values = {
+            name: _by_token(sample, name, columns[name][number]) for name in names if name != ROUTES_COLUMN
+        }
+        if ROUTES_COLUMN in names and ROUTES_COLUMN in columns:  # missing if no sample of a lease has any
+            values |= routes_column(columns[ROUTES_COLUMN][number])
         yield replace(sample, columns=values)
 
 
@@ -34,9 +38,3 @@ def _by_token(sample: Sample, name: str, value: Any) -> np.ndarray[Any, np.dtype
             f"needs one number, or one for each of its {tokens} tokens"
         )
     return np.broadcast_to(numbers.astype(np.float32), tokens).copy()
-
-
-def with_routes(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Iterator[Sample]:
-    """The samples with the routes of their tokens, those that have any, beside their other columns."""
-    for sample, array in zip(samples, routes, strict=True):
-        yield replace(sample, columns=sample.columns | routes_column(array))

@@ -1,15 +1,15 @@
 """Whole runs of a mixture of experts whose trainer computes with the engine's experts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from flexmarl.actors.expert_routes import Routes
+from flexmarl.actors.expert_routes import ROUTES_COLUMN
 from flexmarl.actors.messages import Sample
-from flexmarl.actors.trainer.loss_columns import with_routes
+from flexmarl.actors.trainer.loss_columns import with_columns
 from flexmarl.actors.trainer.pool import slot
 from flexmarl.launch.config.config_reading import resolve
 
@@ -27,16 +27,17 @@ LAYERS, EXPERTS = 2, 2
 
 
 @contextmanager
-def trained_routes() -> Iterator[list[tuple[Sample, Routes | None]]]:
-    """Samples with their routes, as the trainer gets them within it."""
-    taken: list[tuple[Sample, Routes | None]] = []
+def trained_samples() -> Iterator[list[Sample]]:
+    """Samples with their columns, as the trainer gets them within it."""
+    trained: list[Sample] = []
 
-    def note(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Any:
-        taken.extend(zip(samples, routes, strict=True))
-        return with_routes(samples, routes)
+    def note(*arguments: Any) -> list[Sample]:
+        samples = [*with_columns(*arguments)]
+        trained.extend(samples)
+        return samples
 
-    with mock.patch(f"{slot.__name__}.with_routes", note):
-        yield taken
+    with mock.patch(f"{slot.__name__}.with_columns", note):
+        yield trained
 
 
 def train(runs_here: RunsHere, name: str, *settings: str) -> Finished:
@@ -64,11 +65,11 @@ def learned(run: Finished) -> list[dict[str, Any]]:
 def test_every_trained_sample_has_the_routes_of_its_tokens(
     runs_here: RunsHere, settings: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    with trained_routes() as taken:
+    with trained_samples() as trained:
         run = train(runs_here, f"replay-{request.node.callspec.id.replace(' ', '-')}", REPLAY, *settings)
-    assert len(taken) >= sum(line.get("samples/solver", 0) for line in run.metrics) > 0
-    for sample, routes in taken:
-        assert routes is not None
+    assert len(trained) >= sum(line.get("samples/solver", 0) for line in run.metrics) > 0
+    for sample in trained:
+        routes = sample.columns[ROUTES_COLUMN]
         assert routes.dtype == "uint8" and routes.max() < 6
         assert routes.shape == (len(sample.prompt_tokens) + len(sample.tokens) - 1, LAYERS, EXPERTS)
         assert (routes[..., 0] != routes[..., 1]).all()
@@ -76,9 +77,9 @@ def test_every_trained_sample_has_the_routes_of_its_tokens(
 
 def test_where_engine_and_trainer_agree_a_replay_changes_nothing(runs_here: RunsHere) -> None:
     """In float32 both choose the same experts."""
-    with trained_routes() as taken:
+    with trained_samples() as trained:
         plain = train(runs_here, "plain", "deterministic=true")
-    assert not taken
+    assert not trained
     replayed = train(runs_here, "replayed", "deterministic=true", REPLAY)
     for line, other in zip(learned(plain), learned(replayed), strict=True):
         assert line == pytest.approx(other, rel=1e-4, abs=1e-6)

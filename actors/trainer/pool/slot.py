@@ -28,7 +28,6 @@ from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
 from ...compared_logprobs import Compared
 from ...errors import PlainGang
-from ...expert_routes import ROUTES_COLUMN
 from ...messages import NO_GANG, GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
 from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
@@ -38,7 +37,7 @@ from ..backends.backend_config import SimulatedTrainerConfig, has_simulated_gang
 from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import MicroBatchStats, PolicyBackend
 from ..compared_records import ComparedRecords
-from ..loss_columns import with_columns, with_routes
+from ..loss_columns import with_columns
 from ..shards import even_ranks
 from ..trainer_setup import TrainerSetup
 from .computations import Computations
@@ -249,8 +248,7 @@ class Slot:
         samples = await self._experience.samples(leased)
         if names := self._setup.policies[policy].read_columns:
             columns = await self._experience.columns(leased, names)
-            samples = list(with_columns(samples, self._setup.policies[policy].loss.loss_columns, columns))
-            samples = list(with_routes(samples, columns.get(ROUTES_COLUMN, [None] * len(samples))))
+            samples = list(with_columns(samples, names, columns))
         if place is not None:
             await place.wait_turn()
         name = f"a micro-batch of {policy}, {len(samples)} samples"
