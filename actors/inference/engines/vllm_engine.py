@@ -28,7 +28,7 @@ from ....core.base.texts import text_of
 from ....transport.handle import StateHandle
 from ....transport.state_dict import without_ties
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
-from ...expert_routes import Routes, narrow
+from ...expert_routes import Routes
 from ...messages import ModelConfig, Truncation
 from ...pretrained import outline_of
 from ..inference_config import VllmEngineConfig
@@ -41,6 +41,7 @@ from .vllm_adapters import AdapterVersions
 from .vllm_arguments import engine_arguments
 from .vllm_grammar import grammar_of
 from .vllm_memory import check_memory
+from .vllm_routes import routes_of_part, routes_so_far
 from .vllm_weights import WholeVersions
 
 TEMPERATURES: Final = (0.01, 2.0)
@@ -88,7 +89,7 @@ class VllmEngine(StepEngine):
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
     adapter over it, several of which compute in one batch; None: each version is a whole model. ``tokenizer``: for
     answers that are held to forms, as grammars of its tokens; None: the engine holds no answers to forms.
-    ``records_routes``: results have the experts of their tokens, but for interrupted ones, whose experts vLLM keeps.
+    ``records_routes``: results have the experts of their tokens.
     All calls come from the thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and
     what vLLM raises if it can't run the model or has no room for one sequence.
 
@@ -244,17 +245,17 @@ class VllmEngine(StepEngine):
                 f"{spans}, the last load of the model is {loaded}"
             )
         del self._turns[turn.request.request_id]
-        routes = part.routed_experts
-        if routes is not None:
-            routes = narrow(routes, self._llm.model_config.get_num_experts())
+        routes = routes_of_part(self._llm, part)
         return turn.result(_FINISHED[part.finish_reason], self._counted.ended(turn.request), routes)
 
     def abort(self, request_id: str) -> EngineResult | None:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return None
+        computed = len(turn.request.prompt_tokens) + len(turn.tokens) - 1
+        routes = routes_so_far(self._llm, request_id, computed) if turn.tokens else None
         self._llm.abort_request([request_id])
-        return turn.result("interrupted", self._counted.ended(turn.request, interrupted=True))
+        return turn.result("interrupted", self._counted.ended(turn.request, interrupted=True), routes)
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         tokens_by_request = {

@@ -79,6 +79,26 @@ def test_the_experts_of_a_turn_that_vllm_has_recorded_are_its_routes(
     assert np.array_equal(result.routes, recorded)
 
 
+def test_a_turn_that_is_ended_from_outside_has_the_routes_of_its_tokens(steps: Any) -> None:
+    """Vllm keeps them in pieces until it ends a request itself."""
+    request = request_of("a", new=40)
+    steps.add(request)
+    for _ in range(6):
+        steps.step()
+    (state,) = steps._llm.output_processor.request_states.values()
+    tokens = len(request.prompt_tokens) + len(steps._turns["a"].tokens)
+    state.routed_experts_chunks += [np.full((2, 1, 2), 3, np.uint8), np.full((tokens - 2, 1, 2), 5, np.uint8)]
+    ended = steps.abort("a")
+    assert ended.routes.shape == (tokens - 1, 1, 2) and ended.routes[:3, 0, 0].tolist() == [3, 3, 5]
+    for pieces in ([], [np.zeros((2, 1, 2), np.uint8)]):
+        steps.add(request_of("b", new=40))
+        for _ in range(6):
+            steps.step()
+        (state,) = steps._llm.output_processor.request_states.values()
+        state.routed_experts_chunks += pieces
+        assert steps.abort("b").routes is None, "none is better than a part"
+
+
 def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:
     steps.add(request_of("a"))
     steps.step()
