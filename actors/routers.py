@@ -53,6 +53,8 @@ class _Choice(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
+        if function is Tensor.masked_fill and self._replayed is not None:
+            return self._unmask(args[0], result)
         if function not in (torch.topk, Tensor.topk):
             return result
         scores, (values, experts) = args[0], result
@@ -63,7 +65,15 @@ class _Choice(TorchFunctionMode):
             experts = torch.where(self._replayed >= 0, self._replayed.long(), experts)
             values = scores.gather(-1, experts)
         self.experts = experts
-        return values, experts
+        return torch.return_types.topk((values, experts))
+
+    def _unmask(self, scores: Tensor, masked: Tensor) -> Tensor:
+        """``masked`` without the mask of tokens that are replayed. A router that has chosen groups before masks the
+        scores of the others, and some weigh by these: an expert of a group that rounding left out would weigh 0."""
+        assert self._replayed is not None, "only a replay changes scores"
+        if scores.dim() != 2 or scores.shape[-1] != self._shape[0]:
+            return masked
+        return torch.where((self._replayed >= 0).all(-1, keepdim=True), scores, masked)
 
 
 class _Router:

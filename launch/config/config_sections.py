@@ -127,9 +127,10 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _replays_what_is_recorded(self) -> "PolicyConfig":
-        if self.model is None or not self.model.router_replay or not self.train:
+        model = self.used_model
+        if model is None or not model.router_replay or not self.train:
             return self
-        if problem := self.engine.routes_problem(self.model.device):
+        if problem := self.engine.routes_problem(model.device):
             raise ValueError(f"model.router_replay=true: {problem}")
         if isinstance(self.trainer, TorchTrainerConfig) and self.trainer.compilation:
             raise ValueError(

@@ -4,6 +4,7 @@ loads, the orchestrator's plan. Pure."""
 from ...actors.inference.inference_config import EngineConfig
 from ...actors.inference.instance_setup import ServedBase, ServedPolicy
 from ...actors.inference.router.router_loads import RebalanceSettings
+from ...actors.messages import ModelConfig
 from ...actors.names import PolicyName, Step
 from ...actors.orchestrator.plan import Plan
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
@@ -77,9 +78,20 @@ def _most_under_way(config: RunConfig) -> int:
 def served_policies(config: RunConfig) -> dict[PolicyName, ServedPolicy]:
     """The instances' part of each policy."""
     return {
-        name: ServedPolicy(policy.served_model, _engine(config, policy.engine), _served_base(config, name))
+        name: ServedPolicy(
+            _served_model(config, name), _engine(config, policy.engine), _served_base(config, name)
+        )
         for name, policy in config.policies.items()
     }
+
+
+def _served_model(config: RunConfig, name: PolicyName) -> ModelConfig | None:
+    """A frozen adapter beside one that is trained has the same engine, which records the experts of both: with another
+    one the instance would be built again for each load."""
+    names = next(names for names in config.served_together() if name in names)
+    policy = config.policies[name]
+    is_trained = any(config.policies[beside].train for beside in names)
+    return policy.used_model if is_trained else policy.served_model
 
 
 def _served_base(config: RunConfig, name: PolicyName) -> ServedBase | None:

@@ -110,6 +110,51 @@ def test_groups_of_experts_are_no_choice_of_experts() -> None:
     assert (chosen[..., 0] != chosen[..., 1]).all()
 
 
+@pytest.mark.parametrize("architecture", ["deepseek_v2", "deepseek_v3"])
+def test_an_expert_of_a_group_that_the_router_leaves_out_has_its_weight(architecture: str) -> None:
+    """DeepSeek-V2 weighs by scores that are 0 in the groups that it leaves out."""
+    groups = {"n_routed_experts": 8, "n_group": 4, "topk_group": 1, "topk_method": "group_limited_greedy"}
+    recorded, replaying = made(architecture, **groups), made(architecture, **groups)
+    recorder = RouteRecorder(recorded)
+    logits(recorded)
+    routes = recorder.take().to(torch.int16)
+    replay_routes(replaying)
+    weights: list[torch.Tensor] = []
+    gates = [part for name, part in replaying.named_modules() if name.endswith(".gate")]
+    for gate in gates:
+        gate.register_forward_hook(lambda _, __, output: weights.append(output[1]))
+    others = (routes + 4) % 8  # of another group
+    others[: len(others) // 2] = -1
+    logits(replaying, others)
+    assert len(weights) == len(gates) == 2
+    assert all((weight > 0).all() for weight in weights)
+
+
+def test_a_result_of_topk_that_is_read_by_name_is_replayed_too() -> None:
+    class NamedTopKRouter(torch.nn.Module):
+        num_experts, top_k = EXPERTS, 2
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.topk(hidden, self.top_k, dim=-1).indices
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = NamedTopKRouter()
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            chosen: torch.Tensor = self.gate(hidden)
+            return chosen
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([Layer()])
+    replay_routes(model)
+    experts = torch.tensor([[[3, 1]], [[-1, -1]]], dtype=torch.int16)
+    hidden = torch.arange(2.0 * EXPERTS).view(2, EXPERTS)
+    chosen = model.layers[0](hidden, expert_routes=ReplayedRoutes(experts))
+    assert chosen.tolist() == [[3, 1], [EXPERTS - 1, EXPERTS - 2]]
+
+
 def test_models_whose_choice_is_not_seen_are_refused_by_name() -> None:
     dense = made("qwen3")
     with pytest.raises(UnsupportedModel, match="Qwen3ForCausalLM: router_replay is for mixtures of experts"):

@@ -12,6 +12,7 @@ from flexmarl.actors.messages import Sample
 from flexmarl.actors.trainer.loss_columns import with_columns
 from flexmarl.actors.trainer.pool import slot
 from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.run.role_setups import served_policies
 
 from .in_process import Finished, RunsHere
 
@@ -124,6 +125,12 @@ def test_what_records_or_replays_no_experts_is_refused(settings: list[str], mess
     assert message in str(refused.value)
 
 
+def test_a_trial_without_models_needs_no_engine_that_records() -> None:
+    simulated = ["agent_defaults.engine.name=simulated", "agent_defaults.trainer.name=simulated"]
+    config = resolve("sort-digits", [REPLAY, *simulated])
+    assert all("expert_routes" not in columns for columns in config.columns().values())
+
+
 def test_only_trained_policies_record_experts() -> None:
     config = resolve("sort-digits", [REPLAY, "agents.checker.train=false"])
     models = {name: policy.served_model for name, policy in config.policies.items()}
@@ -132,3 +139,16 @@ def test_only_trained_policies_record_experts() -> None:
     assert {name: "expert_routes" in columns for name, columns in config.columns().items()} == {
         "sorter": True
     }
+
+
+def test_a_frozen_adapter_has_the_engine_of_the_trained_one_beside_it() -> None:
+    engine = ["agent_defaults.engine.name=vllm", "agent_defaults.model.device=cuda"]
+    adapters = [*engine, "agent_defaults.lora={rank: 4}", "agents.checker.train=false"]
+    config = resolve("sort-digits", [REPLAY, *adapters])
+    assert [*config.served_together()] == [("sorter", "checker")]
+    models = [served.model for served in served_policies(config).values()]
+    assert models[0] is not None and models[0].router_replay and models[1] == models[0]
+    alone = resolve("sort-digits", [REPLAY, *engine, "agents.checker.train=false"])
+    assert [
+        served.model is not None and served.model.router_replay for served in served_policies(alone).values()
+    ] == [True, False]
