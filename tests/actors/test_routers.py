@@ -76,8 +76,8 @@ def test_a_replayed_choice_has_the_weights_and_gradients_of_its_own_scores(archi
     assert torch.equal(logits(replaying), plain), "without routes the routers choose"
     assert torch.equal(logits(replaying, routes), plain)
     assert torch.equal(logits(replaying, torch.full_like(routes, -1)), plain)
-    others = (routes + 1) % EXPERTS
-    changed = logits(replaying, others)
+    neighbours = (routes + 1) % EXPERTS
+    changed = logits(replaying, neighbours)
     assert not torch.allclose(changed, plain, atol=1e-3)
     torch.autograd.backward(changed.square().sum())
     gates = [
@@ -123,9 +123,9 @@ def test_an_expert_of_a_group_that_the_router_leaves_out_has_its_weight(architec
     gates = [part for name, part in replaying.named_modules() if name.endswith(".gate")]
     for gate in gates:
         gate.register_forward_hook(lambda _, __, output: weights.append(output[1]))
-    others = (routes + 4) % 8  # of another group
-    others[: len(others) // 2] = -1
-    logits(replaying, others)
+    neighbours = (routes + 4) % 8  # of another group
+    neighbours[: len(neighbours) // 2] = -1
+    logits(replaying, neighbours)
     assert len(weights) == len(gates) == 2
     assert all((weight > 0).all() for weight in weights)
 

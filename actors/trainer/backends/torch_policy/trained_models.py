@@ -70,7 +70,6 @@ class TrainedModels:
         memory = memory or StateMemory()
         self._base = None if setup.lora is None else bases.base_of(model, gang)
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
-        recompute = setup.torch_trainer.activation_checkpointing
         self.reference = self._make_reference(memory) if loss.kl_coefficient else None
         self.completions, rows = self._completion_model(seed)
         self.packs = setup.torch_trainer.packing and self.completions.pack()
@@ -84,18 +83,11 @@ class TrainedModels:
                 gang,
                 memory,
                 base={} if self._base is None else self._base.rows_in(self.completions.model),
-                recompute=recompute,
+                recompute=setup.torch_trainer.activation_checkpointing,
                 compiled=compiled,
             )
-        if model.router_replay:
-            # Behind the critic, a copy that chooses its experts itself, and before anything else around the layers.
-            self.completions.replay_routes()
-        if compiled:
-            self.completions.compile()
-        self.completions.narrow()
-        if recompute:
-            self.completions.recompute_layers()
-        self.completions.shard(gang, trained=True)
+        # Behind the critic: that is a copy, which chooses its experts itself.
+        self._wrap_layers(compiled=compiled)
         # The same mapping, not a copy: what has been read is taken out of it, and with the last the file is closed.
         rows |= memory.rows(f"{Path(self._weights_file).stem}/")
         self.completions.fill(rows)
@@ -109,6 +101,18 @@ class TrainedModels:
             state[name].copy_(memory.tensors.pop(name))
         if seed is not None:
             self.start_from_here()
+
+    def _wrap_layers(self, *, compiled: bool) -> None:
+        """Sets how the policy's layers are computed, each way around the ones before."""
+        completions = self.completions
+        if self._setup.real_model.router_replay:
+            completions.replay_routes()
+        if compiled:
+            completions.compile()
+        completions.narrow()
+        if self._setup.torch_trainer.activation_checkpointing:
+            completions.recompute_layers()
+        completions.shard(self.gang, trained=True)
 
     def _make_reference(self, memory: StateMemory) -> CompletionModel:
         """A model without gradients, in the type that it computes in; an adapter's reference is as the adapter. Its
