@@ -24,7 +24,6 @@ from time import perf_counter
 from typing import Any, Final
 
 import click
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -41,6 +40,8 @@ from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.bench.results import result_of
+
+from .torch_threads import one_torch_thread
 
 _VOCABULARY: Final = 4096
 _AGENT: Final = AgentName("agent")
@@ -166,12 +167,8 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     report("how busy the machine is with other things")
     described = await machine.describe()
     report(f"{options.rounds} pairs of micro-batches")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_torch_thread():
         figures = _figures(options)
-    finally:
-        torch.set_num_threads(threads)
     every = trajectories(options, 64)
     return result_of(
         options,

@@ -61,6 +61,8 @@ from flexmarl.launch.config.config_reading import RECIPES
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.formatting import compact
 
+from .torch_threads import one_torch_thread
+
 FIRST, SECOND = PolicyName("first"), PolicyName("second")
 _COPY_BYTES: Final = 256 << 20
 _WARM_UP: Final = 20
@@ -118,8 +120,10 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     async with _bench(options.small, ranks=2) as bench:
         gang_ms = await bench.gang_switch_ms()
     report("the same without cycles")
-    async with _bench(options.small, shared=False) as bench:
-        undisturbed = await bench.step()
+    # This process trains it: with the threads of a slot's process, or the weights would differ by rounding.
+    with one_torch_thread():
+        async with _bench(options.small, shared=False) as bench:
+            undisturbed = await bench.step()
     figures = {
         **medians(rounds),
         "switch_ms": cycled.switch_ms,
