@@ -243,6 +243,10 @@ _POLICY: Final = (
            "forward begins with them: see [Turns that extend each "
            "other](algorithms.md#turns-that-extend-each-other); left out if it is 0", "sum",
            per="sample_tokens", hides_zero=True, chart=Chart("Merged share", "of the samples' tokens", percent=True)),
+    Figure("replayed_share", "share",
+           "trained tokens that the trainer has computed with the experts of their engine; of policies with "
+           "[`router_replay`](algorithms.md#router-replay)", "sum", per="trained_tokens",
+           chart=Chart("Replayed experts", "share of the tokens", percent=True)),
     Figure("backward_s", "s", "forward and backward passes", "sum", empty=0.0),
     Figure("optimizer_s", "s", "optimizer step, and making the weights to publish, with the wait for its slots"),
     Figure("update_s", "s", "the part of it that computes the optimizer step"),

@@ -38,6 +38,11 @@ class ReplayedRoutes:
         """The same, not read yet, with the tensor changed."""
         return ReplayedRoutes(change(self.experts))
 
+    def count(self, positions: Tensor) -> Tensor:
+        """The number of the tokens at ``positions`` that are replayed, as a scalar; a token counts by the share of its
+        experts that are."""
+        return (self.experts.index_select(0, positions) >= 0).float().mean((1, 2)).sum()
+
 
 class _Choice(TorchFunctionMode):
     """Notes the choice of one router in ``experts``, int64 ``[tokens, top_k]``. With ``replayed`` the choice is that

@@ -36,7 +36,7 @@ OF_GROUP: Numbers = {
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
-    "padding_share": 0.25, "merged_share": 0.5, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
+    "padding_share": 0.25, "merged_share": 0.5, "replayed_share": 0.875, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
     "entropy": 0.75, "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
     "update_s": 0.125,
     "pool_computing_s": 1.0, "pool_slots_s": 1.5, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
@@ -79,7 +79,7 @@ LINE = {
     "loss/solver": 0.5, "grad_norm/solver": 1.5, "lr/solver": 0.001, "clip_fraction/solver": 0.1,
     "ratio_deviation/solver": 2e-06, "entropy/solver": 0.75, "kl/solver": 0.01, "advantage_mean/solver": -0.1,
     "advantage_std/solver": 0.9, "unsure_tokens/solver": 3, "padding_share/solver": 0.25,
-    "merged_share/solver": 0.5,
+    "merged_share/solver": 0.5, "replayed_share/solver": 0.875,
     "skipped_updates/solver": 1, "optimizer_s/solver": 0.25, "update_s/solver": 0.125, "publish_s/solver": 0.625,
     "pause_mean_s/solver": 0.8333333333333334, "pause_max_s/solver": 1.0,
     "transfer_mean_s/solver": 0.4166666666666667, "transfer_max_s/solver": 0.5, "loads_by_shm/solver": 1,

@@ -102,6 +102,9 @@ class SampleGradients:
                 del sums["ratio_deviation"]
             unsure = None if chunk.truncations is None else chunk.truncations.unsure
             sums["unsure_tokens"] = zero if unsure is None else unsure.sum()
+            if self._setup.real_model.router_replay:
+                routes = chunk.rows.routes
+                sums["replayed_share"] = zero if routes is None else routes.count(chunk.rows.positions)
             names = tuple(sums)  # also of an idle chunk: all ranks need the same
             torch.autograd.backward(loss)
             if chunk.idle:

@@ -16,13 +16,14 @@ from flexmarl.actors.errors import UnsupportedModel
 from flexmarl.actors.expert_routes import ROUTES_COLUMN
 from flexmarl.actors.messages import LoraConfig, Sample
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
-from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.held_samples import HeldSample, pack_held, read_held
 from flexmarl.actors.trainer.backends.torch_policy.row_routes import row_routes
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .conversations import make_conversations
 from .gang_cases import error
+from .policies import make_samples
 from .ranks import STEP, Call, Ranks, Trained, gang_setup, load_state, made_policy, state_of, train
 
 EXPERTS, LAYERS = 6, 2
@@ -175,6 +176,46 @@ def test_an_adapter_replays_in_its_base() -> None:
     assert error(found.gradients, other.gradients) > 0.05
 
 
+def test_the_share_of_tokens_that_were_replayed_is_a_figure() -> None:
+    """The token before each trained one decides: the last of a prompt for the first of its answer."""
+    samples = [plain_sample(3, 4, two_layers(6)), plain_sample(2, 6, None)]
+    samples = [replace(row, sample_id=f"1:q_{n}_0", advantage=1.0) for n, row in enumerate(samples)]
+    samples[0].columns[ROUTES_COLUMN][2:4] = 255  # of the first two answer tokens
+    for packing in (True, False):
+        policy = made_policy(ALONE, mixture_setup(trainer=TorchTrainerConfig(packing=packing)), None)
+        policy.accumulate(samples[:1])
+        policy.accumulate(samples[1:])
+        assert policy.optimizer_step().figures["replayed_share"] == pytest.approx(2 / 10)
+    without = made_policy(ALONE, gang_setup(ALGORITHM, **MIXTURE), None)
+    without.accumulate(samples[1:])
+    assert "replayed_share" not in without.optimizer_step().figures
+
+
+def share_of(gang: GangRank, setup: PolicySetup, samples: list[Sample]) -> float:
+    policy = made_policy(gang, setup, None)
+    policy.accumulate(samples)
+    return float(policy.optimizer_step().figures["replayed_share"])
+
+
+def test_ranks_and_later_updates_count_all_tokens() -> None:
+    """Of every third sample no experts are known."""
+    samples = [
+        replace(row, columns={}) if number % 3 == 0 else row
+        for number, row in enumerate(routed(make_samples(0)))
+    ]
+    trained = [row for row in samples if row.advantage]
+    replayed = sum(len(row.tokens) for row in trained if row.columns)
+    expected = pytest.approx(replayed / sum(len(row.tokens) for row in trained))
+    for updates in (1, 2):
+        setup = mixture_setup(updates=updates)
+        assert share_of(ALONE, setup, samples) == expected
+        ranks = Ranks(3)
+        try:
+            assert ranks.run(3, share_of, setup, samples) == [expected] * 3
+        finally:
+            ranks.close()
+
+
 def test_later_updates_replay_what_was_held_also_behind_a_move() -> None:
     setup = mixture_setup(updates=2)
     policy, moved, forgetful = (made_policy(ALONE, setup, None) for _ in range(3))
@@ -212,6 +253,10 @@ def plain_sample(prompt: int, tokens: int, routes: NDArray[Any] | None) -> Sampl
         (0.0,) * tokens,
         columns=columns,
     )
+
+
+def two_layers(tokens: int) -> NDArray[Any]:
+    return np.full((tokens, LAYERS, 2), (4, 1), np.uint8)
 
 
 def filled(tokens: int, expert: int) -> NDArray[Any]:
