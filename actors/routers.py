@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -93,14 +93,14 @@ class _Router:
         self.count, self.top_k = int(module.num_experts), int(module.top_k)
         self.replayed: Tensor | None = None
         self.experts: Tensor | None = None
-        self._module, self._forward, self._records = module, module.forward, records
+        self.module, self._forward, self._records = module, module.forward, records
         self._model, self._name = type(model).__name__, name
         module.forward = self._choose
 
     def _choose(self, *args: Any, **settings: Any) -> Any:
         if self.replayed is None and not self._records:
             return self._forward(*args, **settings)
-        with _Choice(self._module, self.replayed) as choice:
+        with _Choice(self.module, self.replayed) as choice:
             output = self._forward(*args, **settings)
         if choice.experts is None:
             raise UnsupportedModel(
@@ -151,10 +151,14 @@ def replay_routes(model: nn.Module) -> None:
     """From now on ``model`` takes the argument ``expert_routes``, ``ReplayedRoutes``. To be called before the layers
     are recomputed: the second forward of a layer takes the routes of the first. Raises UnsupportedModel as
     ``RouteRecorder``."""
+    _replay(_routers(model, records=False))
+
+
+def _replay(every: Sequence[_Router]) -> None:
     # An argument that goes down to the layers, and no attribute for the time of a forward: a layer that is recomputed
     # in the backward would find the routes of another forward there.
     layers: dict[int, list[_Router]] = {}
-    for router in _routers(model, records=False):
+    for router in every:
         layers.setdefault(id(router.layer_module), []).append(router)
     for routers in layers.values():
         layer: Any = routers[0].layer_module
@@ -179,3 +183,39 @@ def _replaying_forward(
             router.replayed = None
     expert_routes.was_read = True
     return output
+
+
+def refuse_unread(model: nn.Module) -> NoReturn:
+    """Raises UnsupportedModel for a model whose routers have not got the ``expert_routes`` of a forward."""
+    problem = "router_replay: its layers do not get the arguments of the model: set it to false"
+    raise UnsupportedModel(type(model).__name__, problem)
+
+
+class _Reached(Exception):
+    """A router of a trial has chosen."""
+
+
+def try_routers(model: Any) -> None:
+    """Raises UnsupportedModel for a model on the device ``meta`` whose routers can't be recorded or replayed: all that
+    a first forward of an engine and of a trainer would raise. The model is of no use any more."""
+    routers = _routers(model, records=True)
+    _replay(routers)
+    layers, experts = 1 + max(router.layer for router in routers), max(router.top_k for router in routers)
+
+    def end(router: _Router, *_: object) -> None:
+        if router.replayed is None:
+            refuse_unread(model)
+        raise _Reached
+
+    for router in routers:
+        router.module.register_forward_hook(partial(end, router))
+    with torch.device("meta"):
+        tokens = torch.zeros(1, 2, dtype=torch.int64)
+        routes = ReplayedRoutes(torch.zeros(2, layers, experts, dtype=torch.int16))
+        mask = torch.zeros(1, 1, 2, 2)  # made of the tokens it would read their values
+    try:
+        model(input_ids=tokens, attention_mask=mask, use_cache=False, expert_routes=routes)
+    except UnsupportedModel:
+        raise
+    except Exception:  # noqa: BLE001  # the first router has chosen, or its model does not run without memory
+        pass

@@ -127,10 +127,9 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _replays_what_is_recorded(self) -> "PolicyConfig":
-        model = self.used_model
-        if model is None or not model.router_replay or not self.train:
+        if not self.replays_routes:
             return self
-        if problem := self.engine.routes_problem(model.device):
+        if problem := self.engine.routes_problem(self.real_model.device):
             raise ValueError(f"model.router_replay=true: {problem}")
         if isinstance(self.trainer, TorchTrainerConfig) and self.trainer.compilation:
             raise ValueError(
@@ -236,8 +235,12 @@ class PolicyConfig(Config):
     @property
     def sample_columns(self) -> dict[str, Column]:
         """The columns that its agents' samples have beside the declared ones."""
-        replays = self.used_model is not None and self.used_model.router_replay
-        return {ROUTES_COLUMN: ROUTES} if replays else {}
+        return {ROUTES_COLUMN: ROUTES} if self.replays_routes else {}
+
+    @property
+    def replays_routes(self) -> bool:
+        """True if its trainer takes the experts of its engines: see ``ModelConfig.router_replay``."""
+        return self.train and self.used_model is not None and self.used_model.router_replay
 
     @property
     def served_model(self) -> ModelConfig | None:

@@ -1,13 +1,14 @@
 """Choices of routers, recorded in one model and replayed in another, for the architectures that have them."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flexmarl.actors.errors import UnsupportedModel
-from flexmarl.actors.routers import ReplayedRoutes, RouteRecorder, replay_routes
+from flexmarl.actors.routers import ReplayedRoutes, RouteRecorder, _Choice, replay_routes, try_routers
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 3,
@@ -89,6 +90,22 @@ def test_a_replayed_choice_has_the_weights_and_gradients_of_its_own_scores(archi
     assert all(gate.grad is not None and gate.grad.abs().sum() > 0 for gate in gates)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_trial_without_weights_follows_the_same_routers(architecture: str) -> None:
+    reached, leave = [], _Choice.__exit__
+
+    def note(choice: _Choice, *arguments: Any) -> None:
+        reached.append(choice.experts)
+        leave(choice, *arguments)
+
+    model = made(architecture).to("meta")
+    with patch.object(_Choice, "__exit__", note):
+        try_routers(model)
+    assert [experts is not None and experts.shape for experts in reached] == [(2, 2)], (
+        "of the first router alone"
+    )
+
+
 def test_half_of_the_tokens_may_be_known() -> None:
     recorded, replaying = made("mixtral"), made("mixtral")
     recorder = RouteRecorder(recorded)
@@ -163,6 +180,20 @@ def test_models_whose_choice_is_not_seen_are_refused_by_name() -> None:
     RouteRecorder(mixer)
     with pytest.raises(UnsupportedModel, match=r"can't follow the choice of its router model\.layers\.0\."):
         logits(mixer)
+    for model, words in (
+        (dense, "is for mixtures"),
+        (made("phimoe", num_local_experts=EXPERTS), "can't follow"),
+    ):
+        with pytest.raises(UnsupportedModel, match=words):
+            try_routers(model.to("meta"))
+
+
+def test_layers_without_the_arguments_of_their_model_are_refused() -> None:
+    model = made("mixtral").to("meta")
+    forward = model.model.forward
+    model.model.forward = lambda *args, expert_routes, **settings: forward(*args, **settings)
+    with pytest.raises(UnsupportedModel, match="MixtralForCausalLM: .* do not get the arguments"):
+        try_routers(model)
 
 
 def test_a_model_of_many_experts_has_wide_routes() -> None:

@@ -68,7 +68,9 @@ def test_every_trained_sample_has_the_routes_of_its_tokens(
 ) -> None:
     with trained_samples() as trained:
         run = train(runs_here, f"replay-{request.node.callspec.id.replace(' ', '-')}", REPLAY, *settings)
-    shares = {line.get("replayed_share/solver") for line in run.metrics}  # without in a step without a gradient
+    shares = {
+        line.get("replayed_share/solver") for line in run.metrics
+    }  # without in a step without a gradient
     assert 1.0 in shares <= {1.0, None}
     assert len(trained) >= sum(line.get("samples/solver", 0) for line in run.metrics) > 0
     for sample in trained:

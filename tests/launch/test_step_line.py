@@ -36,9 +36,9 @@ OF_GROUP: Numbers = {
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
-    "padding_share": 0.25, "merged_share": 0.5, "replayed_share": 0.875, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
+    "padding_share": 0.25, "merged_share": 0.5, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
     "entropy": 0.75, "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
-    "update_s": 0.125,
+    "update_s": 0.125, "replayed_share": 0.875,
     "pool_computing_s": 1.0, "pool_slots_s": 1.5, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
     "pool_suspended_s": 5.0, "suspensions": 6, "swapped_mib": 3.5, "repeated_micro_batches": 8, "gather_s": 0.0625,
 }  # fmt: skip

@@ -44,6 +44,10 @@ _REMEDY = (
 )
 _REPLAYED = "The trainer takes the engine's choices (model.router_replay), but the proof of published weights does not:"
 _NO_EXPERTS = "the model has no experts whose choice could be replayed: leave router_replay out"
+_NOT_REPLAYED = (
+    "{problem}: leave router_replay out. algorithm.correction=icepop leaves out the tokens whose probability another "
+    "choice of experts changes much"
+)
 _NO_TOKENIZER = (
     "it holds no tokenizer, so that every prompt would be empty: copy tokenizer.json and tokenizer_config.json there, "
     "or name another folder or a hub name in model.tokenizer"
@@ -102,7 +106,7 @@ def no_cuda_reason(torch_version: str, cuda: str | None, driver: str) -> str:
 
 
 def model_findings(config: RunConfig) -> ModelFindings:
-    """Tries each model once, also if several policies have it."""
+    """Tries each model once, also if several policies have it. Imports torch if a policy replays routes."""
     findings = ModelFindings()
     tried: dict[str, _CanNotLoad | None] = {}
     folder = Path(config.recipe)
@@ -131,12 +135,31 @@ def model_findings(config: RunConfig) -> ModelFindings:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
         elif (too_long := _context_problem(config, name)) is not None:
             findings.problems.append(too_long)
-        elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
+        elif policy.replays_routes and (text := _replay_problem(model, findings.cached)):
+            findings.problems.append(ModelProblem(name, "router_replay", "true", text))
+        elif policy.train and _has_experts(model, findings.cached):
             remedy = _REPLAYED if model.router_replay else _REMEDY
             findings.warnings.append(_EXPERTS.format(policy=name, remedy=remedy))
-        elif policy.train and model.router_replay:
-            findings.problems.append(ModelProblem(name, "router_replay", "true", _NO_EXPERTS))
     return findings
+
+
+def _has_experts(model: ModelConfig, cached: bool) -> bool:
+    return routes_to_experts(architecture_of(model, local_files_only=cached))
+
+
+def _replay_problem(model: ModelConfig, cached: bool) -> str:
+    """The reason for which the experts of ``model`` can't be replayed, by its config; empty if they can."""
+    if not _has_experts(model, cached):
+        return _NO_EXPERTS
+    from ....actors.errors import UnsupportedModel
+    from ....actors.pretrained import outline_of
+    from ....actors.routers import try_routers
+
+    try:
+        try_routers(outline_of(model, local_files_only=cached))
+    except UnsupportedModel as error:
+        return _NOT_REPLAYED.format(problem=error)
+    return ""
 
 
 class _CanNotLoad(Exception):

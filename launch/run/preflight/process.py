@@ -99,8 +99,9 @@ def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
     adapters = list(missing_library(config))
     with_adapters = not adapters and any(policy.lora is not None for policy in config.policies.values())
     devices = _device_problems(config)
-    if with_adapters:
-        import torch  # noqa: F401  # the layers that they are for are found in models
+    replays_routes = any(policy.replays_routes for policy in config.policies.values())
+    if with_adapters or replays_routes:
+        import torch  # noqa: F401  # layers of adapters and routers are found in models
     elif "torch" not in sys.modules and not mentions(Path(config.recipe), _TORCH):
         # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .....transport.state_dict import without_ties
-from ....errors import UnsupportedModel
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
 from ....pretrained import leave_out_cudnn
-from ....routers import replay_routes
+from ....routers import refuse_unread, replay_routes
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs, token_logprobs_and_entropies
 from ...padding import PaddedRows, TokenRow, check_tokens
@@ -308,8 +307,7 @@ class CompletionForward(nn.Module):
     def _check_read(self, rows: PaddedRows) -> None:
         check_read(rows, self.model)
         if self.replays_routes and rows.routes is not None and not rows.routes.was_read:
-            problem = "router_replay: its layers do not get the arguments of the model: set it to false"
-            raise UnsupportedModel(type(self.model).__name__, problem)
+            refuse_unread(self.model)
 
     def _summed_output(self) -> SummedLinear | None:
         """The output layer in bfloat16 for all chunks of a forward; None if it computes with its own parameters."""

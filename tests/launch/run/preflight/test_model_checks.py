@@ -45,6 +45,21 @@ def test_a_replay_of_routers_is_refused_without_experts_and_warns_of_the_proof_w
     assert not findings.problems and "weights.probe_bound" in warning and "icepop" not in warning
 
 
+def test_routers_that_can_not_be_replayed_are_refused_by_the_config_of_their_model() -> None:
+    model = "agents.sorter.model.config={model_type: phimoe, num_local_experts: 4, num_experts_per_tok: 2}"
+    findings = model_findings(resolve("sort-digits", [model, "agents.sorter.model.router_replay=true"]))
+    (problem,) = findings.problems
+    assert (problem.policy, problem.part, problem.value) == ("sorter", "router_replay", "true")
+    for part in (
+        "PhimoeForCausalLM",
+        "model.layers.0",
+        "leave router_replay out",
+        "algorithm.correction=icepop",
+    ):
+        assert part in problem.text
+    assert not model_findings(resolve("sort-digits", [model])).problems
+
+
 def test_sequences_longer_than_a_models_are_refused() -> None:
     findings = model_findings(resolve("sort-digits", ["agents.sorter.engine.max_context=33"]))
     (problem,) = findings.problems

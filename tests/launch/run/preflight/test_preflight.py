@@ -124,6 +124,16 @@ def test_a_mistake_is_refused_before_the_run_has_a_folder(
     assert not Path("runs").exists()
 
 
+def test_experts_that_can_not_be_replayed_are_refused_by_a_process_that_imports_torch_for_them(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "agents.checker.model.config={model_type: phimoe, num_local_experts: 4}"
+    assert main(["train", str(recipe), "--dry-run", model, "agents.checker.model.router_replay=true"]) == 2
+    said = capsys.readouterr().err
+    assert "PhimoeForCausalLM: router_replay can't follow the choice of its router" in said
+    assert "leave router_replay out" in said
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_recipe_and_models_are_reported_together(recipe: Path) -> None:
     found = refusal(recipe, "data.shap=pair", "agents.checker.model.config.model_type=qwen99")
