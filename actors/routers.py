@@ -7,7 +7,8 @@ router's, of the experts that were chosen elsewhere (Ma et al., arXiv 2510.11370
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -45,13 +46,14 @@ class ReplayedRoutes:
 
 
 class _Choice(TorchFunctionMode):
-    """Notes the choice of one router in ``experts``, int64 ``[tokens, top_k]``. With ``replayed`` the choice is that
-    one, but for its entries below 0."""
+    """Notes the choice of one router in ``experts``, int64 ``[tokens, top_k]``. With ``replayed`` the router gets that
+    one in its place, but for its entries below 0."""
 
     def __init__(self, router: Any, replayed: Tensor | None = None) -> None:
         super().__init__()
         self._shape = router.num_experts, router.top_k
         self._replayed = replayed
+        self._masked: Tensor | None = None
         self.experts: Tensor | None = None
 
     def __torch_function__(
@@ -66,10 +68,11 @@ class _Choice(TorchFunctionMode):
         # Some routers choose groups of experts before, by another topk.
         if scores.dim() != 2 or (scores.shape[-1], experts.shape[-1]) != self._shape:
             return result
+        masked = self._masked
+        self.experts = experts if masked is None else masked.topk(experts.shape[-1]).indices
         if self._replayed is not None:
             experts = torch.where(self._replayed >= 0, self._replayed.long(), experts)
             values = scores.gather(-1, experts)
-        self.experts = experts
         return torch.return_types.topk((values, experts))
 
     def _unmask(self, scores: Tensor, masked: Tensor) -> Tensor:
@@ -78,53 +81,73 @@ class _Choice(TorchFunctionMode):
         assert self._replayed is not None, "only a replay changes scores"
         if scores.dim() != 2 or scores.shape[-1] != self._shape[0]:
             return masked
+        self._masked = masked
         return torch.where((self._replayed >= 0).all(-1, keepdim=True), scores, masked)
 
 
 class _Router:
-    """A router in ``model``, the layer that it is in and this layer's number. From now on it takes ``replayed`` in the
-    place of its choice, if it is not None. ``records``: it notes its choice in ``experts``."""
+    """A router in ``model``, the layer that it is in and this layer's number. Until ``remove`` it takes ``replayed`` in
+    the place of its choice, if it is not None. While it ``records`` it notes its choice in ``experts``."""
 
-    def __init__(self, model: nn.Module, name: str, module: Any, *, records: bool) -> None:
-        place = _LAYER.fullmatch(name)
-        if place is None:
-            raise UnsupportedModel(type(model).__name__, f"router_replay finds no layer of its router {name}")
+    def __init__(self, model: nn.Module, place: re.Match[str], module: Any, *, records: bool) -> None:
+        """``place``: of its name, with that of the layer and its number."""
         self.layer_module, self.layer = model.get_submodule(place[1]), int(place[2])
         self.count, self.top_k = int(module.num_experts), int(module.top_k)
         self.replayed: Tensor | None = None
         self.experts: Tensor | None = None
-        self.module, self._forward, self._records = module, module.forward, records
-        self._model, self._name = type(model).__name__, name
+        self.records = records
+        self.module, self._forward, self._former = module, module.forward, vars(module).get("forward")
+        self._model, self._name = type(model).__name__, place[0]
         module.forward = self._choose
 
     def _choose(self, *args: Any, **settings: Any) -> Any:
-        if self.replayed is None and not self._records:
+        if self.replayed is None and not self.records:
             return self._forward(*args, **settings)
         with _Choice(self.module, self.replayed) as choice:
             output = self._forward(*args, **settings)
-        if choice.experts is None:
-            raise UnsupportedModel(
-                self._model, f"router_replay can't follow the choice of its router {self._name}"
-            )
-        self.experts = choice.experts if self._records else None
+        if choice.experts is None and self.replayed is not None:
+            self.refuse()
+        self.experts = choice.experts if self.records else None
         return output
+
+    def refuse(self) -> NoReturn:
+        """Raises UnsupportedModel for a router whose choice is not seen."""
+        raise UnsupportedModel(
+            self._model, f"router_replay can't follow the choice of its router {self._name}"
+        )
+
+    def remove(self) -> None:
+        """Gives the router its former forward back."""
+        if self._former is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._former
 
 
 def _routers(model: nn.Module, *, records: bool) -> list[_Router]:
-    """Raises UnsupportedModel for a model without routers."""
+    """Raises UnsupportedModel for a model without routers, and leaves it as it was."""
     modules = [item for item in model.named_modules() if _ROUTER.fullmatch(type(item[1]).__name__)]
     if not modules:
         problem = "router_replay is for mixtures of experts whose layers have a TopKRouter"
         raise UnsupportedModel(type(model).__name__, problem)
-    return [_Router(model, name, module, records=records) for name, module in modules]
+    places = [_LAYER.fullmatch(name) for name, _ in modules]
+    if None in places:
+        name = modules[places.index(None)][0]
+        raise UnsupportedModel(type(model).__name__, f"router_replay finds no layer of its router {name}")
+    return [
+        _Router(model, place, module, records=records)
+        for place, (_, module) in zip(filter(None, places), modules, strict=True)
+    ]
 
 
 class RouteRecorder:
-    """Records the choices of all routers of ``model``, forward by forward. Raises UnsupportedModel for a model whose
-    routers it does not know; a router that chooses in another way than by ``topk`` raises it in its first forward."""
+    """Records the choices of all routers of ``model``, forward by forward; if not ``always``, those of forwards within
+    ``replaying``. Raises UnsupportedModel for a model whose routers it does not know; for a router that chooses in
+    another way than by ``topk`` its first ``take`` does."""
 
-    def __init__(self, model: Any) -> None:
-        self._routers = _routers(model, records=True)
+    def __init__(self, model: Any, *, always: bool = True) -> None:
+        self._routers = _routers(model, records=always)
+        self._always = always
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self.dtype: torch.dtype = getattr(torch, dtype_of(max(router.count for router in self._routers)).name)
         """The type of the routes."""
@@ -134,17 +157,44 @@ class RouteRecorder:
         """Shape of the routes of a token: layers, and experts of a token."""
         return self._layers, max(router.top_k for router in self._routers)
 
+    @contextmanager
+    def replaying(self, experts: Tensor) -> Iterator[None]:
+        """Within it the routers get ``experts``, as in ``ReplayedRoutes``. The choices that are recorded are those that
+        they would have made."""
+        for router in self._routers:
+            router.replayed, router.records = experts[:, router.layer, : router.top_k], True
+        try:
+            yield
+        finally:
+            for router in self._routers:
+                router.replayed, router.records = None, self._always
+
     def take(self) -> Tensor:
         """The routes of the latest forward, ``[tokens, layers, experts of a token]``, row by row."""
-        choices = [router.experts for router in self._routers]
-        first = choices[0]
-        assert first is not None, "a forward comes first"
-        routes = torch.zeros(len(first), *self.shape, dtype=self.dtype, device=first.device)
-        for router, experts in zip(self._routers, choices, strict=True):
-            assert experts is not None, "every forward computes all layers"
-            routes[:, router.layer, : router.top_k] = experts
+        routes: Tensor | None = None
+        for router in self._routers:
+            if router.experts is None:
+                router.refuse()
+            if routes is None:
+                shape = len(router.experts), *self.shape
+                routes = torch.zeros(shape, dtype=self.dtype, device=router.experts.device)
+            routes[:, router.layer, : router.top_k] = router.experts
             router.experts = None
+        assert routes is not None, "a recorder has routers"
         return routes
+
+    def remove(self) -> None:
+        """Leaves the model as it was."""
+        for router in self._routers:
+            router.remove()
+
+
+def recorder_of(model: Any, *, always: bool = True) -> RouteRecorder | None:
+    """A recorder; None for a model whose routers it does not know."""
+    try:
+        return RouteRecorder(model, always=always)
+    except UnsupportedModel:
+        return None
 
 
 def replay_routes(model: nn.Module) -> None:

@@ -36,6 +36,9 @@ class EngineOptions(Config):
     proves_weights: ClassVar[bool] = True
     """It computes with the weights that are published, so that its log-probabilities prove them."""
 
+    replays_experts: ClassVar[bool] = False
+    """It proves the weights of a mixture of experts with the trainer's choices: see ``StepEngine.replay``."""
+
     constrains: ClassVar[bool] = False
     """It can hold an answer to a form: see ``EngineRequest.forms``."""
 
@@ -114,6 +117,7 @@ class EmbeddedEngineConfig(EngineOptions):
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = False
+    replays_experts: ClassVar[bool] = True
 
     name: Literal["embedded"] = "embedded"
     """`embedded`: the engine of flexmarl itself; `vllm`: see [vLLM](vllm.md); `openai`: [an

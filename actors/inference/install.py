@@ -13,7 +13,15 @@ from ...transport.state import StateTransport
 from ..errors import EngineFailed, NonFiniteLogits, PromptTooLong
 from ..messages import LikelyTokens, Published, WeightsMismatch
 from .engines.engine import TRANSFER_TIMEOUT_S, Engine, EngineRequest, LoadTimes
-from .weights_proof import are_proven, diagnosis, failure, least_difference
+from .weights_proof import (
+    Answer,
+    are_proven,
+    choice_problem,
+    diagnosis,
+    failure,
+    least_difference,
+    other_choices,
+)
 
 PROBE_TIMEOUT_S: Final = 600.0
 """Beside the turns of other adapters, and with kernels that are compiled at their first use."""
@@ -46,25 +54,26 @@ class Installer:
     ) -> Installed:
         """Loads the version as ``Engine.load`` does. If the engine's answers then differ from the trainer's probe by
         more than ``bound``, loads it once more. Raises EngineFailed if that was in vain, and as ``Engine.load``."""
-        times, differences = await self._load(engine, published, adapter)
-        if are_proven(differences, bound):
-            return Installed(times, differences)
+        times, answers = await self._load(engine, published, adapter)
+        if bound is None or are_proven(answers, bound):
+            return Installed(times, _differences(answers))
         before = await self._digests(engine, published.version)
         again, second = await self._load(engine, published, adapter)
         originals, problem = await self._published_digests(published) if before else ({}, "")
         words = diagnosis(originals, before, await self._digests(engine, published.version), problem)
         if not are_proven(second, bound):
-            raise EngineFailed(failure(published.version, max(second), bound, words))
-        assert bound is not None, "without a bound nothing is decided"
+            raise EngineFailed(failure(published.version, second, bound, words))
         times = LoadTimes(times.transfer_s + again.transfer_s, times.load_s + again.load_s)
-        return Installed(times, second, WeightsMismatch(max(differences), bound, words))
+        wrong = "; ".join(filter(None, (choice_problem(answers), words)))
+        mismatch = WeightsMismatch(max(_differences(answers)), bound, wrong)
+        return Installed(times, _differences(second), mismatch)
 
     async def _load(
         self, engine: Engine, published: Published, adapter: str
-    ) -> tuple[LoadTimes, tuple[float, ...]]:
+    ) -> tuple[LoadTimes, list[Answer]]:
         times = await engine.load(published.handle, self._transport, adapter)
         async with self._answer_in_time(f"the probe of version {published.version}"):
-            return times, await _differences(engine, published.probe, adapter)
+            return times, await _answers(engine, published.probe, adapter)
 
     async def _digests(self, engine: Engine, version: int) -> Mapping[str, int]:
         async with self._answer_in_time(f"which tensors of version {version} it has"):
@@ -93,24 +102,32 @@ class Installer:
             return {}, f"{type(error).__name__}: {error}"
 
 
-async def _differences(engine: Engine, probe: Sequence[LikelyTokens], adapter: str) -> tuple[float, ...]:
-    """Differences of each prompt's answer from the trainer's; empty if the prompts are too long for the engine."""
+def _differences(answers: Sequence[Answer]) -> tuple[float, ...]:
+    return tuple(answer.difference for answer in answers)
+
+
+async def _answers(engine: Engine, probe: Sequence[LikelyTokens], adapter: str) -> list[Answer]:
+    """The answer to each prompt; none if the prompts are too long for the engine."""
     with first_error():
         async with asyncio.TaskGroup() as group:
-            answers = [
-                group.create_task(_difference(engine, number, expected, adapter))
+            tasks = [
+                group.create_task(_answer(engine, number, expected, adapter))
                 for number, expected in enumerate(probe)
             ]
-    return tuple(difference for answer in answers if (difference := answer.result()) is not None)
+    return [answer for task in tasks if (answer := task.result()) is not None]
 
 
-async def _difference(engine: Engine, number: int, expected: LikelyTokens, adapter: str) -> float | None:
+async def _answer(engine: Engine, number: int, expected: LikelyTokens, adapter: str) -> Answer | None:
     # Greedy: its log-probability is that at temperature 1, which no agent's sampling changes.
     request = EngineRequest(f"probe {number} {adapter}", expected.prompt, 0, 0.0, 1, adapter=adapter)
+    routes = None if expected.routes is None else expected.routes.array()
     try:
-        result = await engine.generate(request)
+        replayed = None if routes is None else await engine.replay(expected.prompt, routes)
+        result = replayed or await engine.generate(request)
     except NonFiniteLogits:  # the trainer's are finite
-        return math.inf
+        return Answer(math.inf)
     except PromptTooLong:
         return None
-    return least_difference(expected, result.tokens[0], result.logprobs[0])
+    others = () if routes is None or result.routes is None else other_choices(routes, result.routes)
+    difference = least_difference(expected, result.tokens[0], result.logprobs[0])
+    return Answer(difference, others, replayed is not None)

@@ -7,17 +7,22 @@ from typing import Protocol
 from ...core.actor import endpoint
 from ...transport.handle import StateHandle
 from ..errors import SamplesLost, SamplesUnreachable, TooFewRows
+from ..expert_routes import SentRoutes
 from ..figures import Numbers, check_figures
 from ..names import AgentName, PolicyName, Step, Version
 
 
 @dataclass(frozen=True, slots=True)
 class LikelyTokens:
-    """The likeliest ``tokens`` behind ``prompt``, in descending order, and their log-probabilities at temperature 1."""
+    """The likeliest ``tokens`` behind ``prompt``, in descending order, and their log-probabilities at temperature 1.
+
+    ``routes``: the experts of the prompt's tokens; None without experts, or if they can't be recorded.
+    """
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    routes: SentRoutes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

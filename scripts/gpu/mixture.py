@@ -10,11 +10,11 @@ differs by more than ``weights.probe_bound``. Recorded: the bytes, the rate, and
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Final
 
-from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
-from flexmarl.actors.inference.weights_proof import least_difference
+from flexmarl.actors.inference.weights_proof import CHOICE_BOUND, least_difference, other_choices
 from flexmarl.actors.model_shape import shape_of
 from flexmarl.actors.model_sources import architecture_of
 from flexmarl.actors.names import PolicyName
@@ -28,7 +28,7 @@ from scripts.bench.memory_peaks import peak_bytes as peak_of_tensors
 
 from .checks import Card, Check, at_most, part
 from .engine_agreement import Load as Requests
-from .engine_agreement import compare, engine_of, generate, sharpen
+from .engine_agreement import compare, engine_of, sharpen
 from .filled_policies import filled_policy
 from .models import MIXTURE, TINY_MIXTURE, Dtype, Mixture, make_samples, model_of, setup_of
 from .timing import free_memory, live_bytes, peak_bytes, seconds_of
@@ -106,18 +106,20 @@ def compare_probes(card: Card, shape: Mixture, requests: Requests) -> Iterator[C
     completions = policy.models.completions
     sharpen(completions, shape)
     engine = engine_of(model_of(shape, card.device, _DTYPE), completions, requests)
-    differences = []
+    differences, choices = [], []
     for version in range(_VERSIONS):
         probes = weights_probe(policy.models, PolicyName("battery"), version)
-        results = generate(
-            engine,
-            [EngineRequest(str(number), probe.prompt, 0, 0.0, 1) for number, probe in enumerate(probes)],
-        )
-        for number, probe in enumerate(probes):
-            answer = results[str(number)]
+        for probe in probes:
+            assert probe.routes is not None, "its routers are recorded"
+            routes = probe.routes.array()
+            answer = engine.replay(probe.prompt, routes)
+            assert answer is not None and answer.routes is not None, "the engine has room"
             differences.append(least_difference(probe, answer.tokens[0], answer.logprobs[0]))
+            choices.append(other_choices(routes, answer.routes))
     bound = EmbeddedEngineConfig().probe_bound(_DTYPE)
     assert bound is not None, "it takes the weights as they are"
     yield Check("probes: compared", len(differences))
     yield Check("probes: median difference", sorted(differences)[len(differences) // 2])
     yield at_most("probes: greatest difference (probe_max)", max(differences), bound)
+    most = max(map(fmean, zip(*choices, strict=True)))
+    yield at_most("probes: other choices of experts, of the layer with the most", most, CHOICE_BOUND)

@@ -7,7 +7,10 @@ from unittest import mock
 
 import pytest
 
-from flexmarl.actors.expert_routes import ROUTES_COLUMN
+from flexmarl.actors.expert_routes import ROUTES_COLUMN, Routes
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
+from flexmarl.actors.inference.engines.engine import EngineResult
+from flexmarl.actors.inference.weights_proof import other_choices
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.trainer.loss_columns import with_columns
 from flexmarl.actors.trainer.pool import slot
@@ -41,6 +44,22 @@ def trained_samples() -> Iterator[list[Sample]]:
         yield trained
 
 
+@contextmanager
+def replays_of_proofs() -> Iterator[list[bool]]:
+    """Whether the engines have computed with the experts of each prompt of a probe within it, as the trainer did."""
+    replays: list[bool] = []
+    replay = TransformersEngine.replay
+
+    def note(engine: TransformersEngine, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        result = replay(engine, prompt, routes)
+        assert result is None or result.routes is not None
+        replays.append(result is not None and not any(other_choices(routes, result.routes)))
+        return result
+
+    with mock.patch.object(TransformersEngine, "replay", note):
+        yield replays
+
+
 def train(runs_here: RunsHere, name: str, *settings: str) -> Finished:
     run = runs_here.train(name, *SETTINGS, *settings)
     assert run.status == 0 and not run.problems, run.text
@@ -66,12 +85,13 @@ def learned(run: Finished) -> list[dict[str, Any]]:
 def test_every_trained_sample_has_the_routes_of_its_tokens(
     runs_here: RunsHere, settings: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    with trained_samples() as trained:
+    with trained_samples() as trained, replays_of_proofs() as replays:
         run = train(runs_here, f"replay-{request.node.callspec.id.replace(' ', '-')}", REPLAY, *settings)
     shares = {
         line.get("replayed_share/solver") for line in run.metrics
     }  # without in a step without a gradient
     assert 1.0 in shares <= {1.0, None}
+    assert len(replays) >= 8 and all(replays), "the proof of the first version"
     assert len(trained) >= sum(line.get("samples/solver", 0) for line in run.metrics) > 0
     for sample in trained:
         routes = sample.columns[ROUTES_COLUMN]

@@ -222,6 +222,10 @@ class Engine(ABC):
         cancellation, nothing may be generated with this adapter before a later ``load`` of it has succeeded.
         """
 
+    async def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        """See ``StepEngine.replay``. Raises EngineFailed."""
+        return None
+
     async def digests(self) -> Mapping[str, int]:
         """See ``StepEngine.digests``. Raises EngineFailed."""
         return {}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....transport.handle import StateHandle
+from ...expert_routes import Routes
 from .engine import EngineRequest, EngineResult, EngineStatistics
 
 
@@ -73,6 +74,12 @@ class StepEngine(ABC):
 
         Raises RequestsInFlight if a request of the adapter is pending: it would continue under other weights.
         """
+
+    def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        """One greedy token behind ``prompt``, whose tokens are computed with the experts ``routes``. The routes of the
+        result are the experts that the engine would have chosen. None if it can't, or has no room for it now. Raises
+        NonFiniteLogits."""
+        return None
 
     def digests(self) -> Mapping[str, int]:
         """A digest of each tensor that the engine computes with, by ``tensor_digest.py``: by their names in

@@ -12,6 +12,7 @@ from ....core.errors import FlexmarlError
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits
+from ...expert_routes import Routes
 from .engine import (
     TRANSFER_TIMEOUT_S,
     Engine,
@@ -127,6 +128,9 @@ class ThreadedEngine(Engine):
         except asyncio.CancelledError:
             await asyncio.wait([taking])
             raise
+
+    async def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        return await self.run(lambda engine: engine.replay(prompt, routes))
 
     async def digests(self) -> Mapping[str, int]:
         return await self.run(lambda engine: engine.digests())

@@ -35,14 +35,14 @@ _ERROR_COLUMNS = 200
 _EXPERTS = (
     "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
     "the engine and the trainer choose different ones, and their probabilities of a token differ by more than "
-    "rounding. {remedy} weights.probe_bound may have to be larger, or an instance is given up for such a choice"
+    "rounding. model.router_replay=true has the trainer take the engine's choices; else watch ratio_deviation: "
+    "algorithm.correction=icepop leaves such tokens out"
 )
 """A mismatch between engine and trainer that routing adds."""
-_REMEDY = (
-    "model.router_replay=true has the trainer take the engine's choices; else watch ratio_deviation: "
-    "algorithm.correction=icepop leaves such tokens out."
+_NOT_PROVEN = (
+    ". weights.probe_bound may have to be larger, or an instance is given up for such a choice: the engine {engine} "
+    "can't take the trainer's"
 )
-_REPLAYED = "The trainer takes the engine's choices (model.router_replay), but the proof of published weights does not:"
 _NO_EXPERTS = "the model has no experts whose choice could be replayed: leave router_replay out"
 _NOT_REPLAYED = (
     "{problem}: leave router_replay out. algorithm.correction=icepop leaves out the tokens whose probability another "
@@ -137,9 +137,9 @@ def model_findings(config: RunConfig) -> ModelFindings:
             findings.problems.append(too_long)
         elif policy.replays_routes and (text := _replay_problem(model, findings.cached)):
             findings.problems.append(ModelProblem(name, "router_replay", "true", text))
-        elif policy.train and _has_experts(model, findings.cached):
-            remedy = _REPLAYED if model.router_replay else _REMEDY
-            findings.warnings.append(_EXPERTS.format(policy=name, remedy=remedy))
+        elif policy.train and not model.router_replay and _has_experts(model, findings.cached):
+            of_proof = "" if policy.engine.replays_experts else _NOT_PROVEN.format(engine=policy.engine.name)
+            findings.warnings.append(_EXPERTS.format(policy=name) + of_proof)
     return findings
 
 

@@ -3,13 +3,17 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from flexmarl.actors.errors import EngineFailed, NonFiniteLogits, PromptTooLong
+from flexmarl.actors.expert_routes import Routes, SentRoutes
 from flexmarl.actors.inference.engines.engine import (
     Engine,
     EngineRequest,
@@ -185,6 +189,84 @@ async def test_an_error_of_the_engine_is_raised_as_it_is(
     engine = ScriptedEngine(((7, -0.5), EngineFailed("out of memory")))
     with pytest.raises(EngineFailed, match="out of memory"):
         await installer.install(engine, await published(transport), "", 0.01)
+
+
+ROUTES = np.array([[[0, 3], [1, 2]], [[3, 1], [1, 2]]], np.uint8)
+ROUTED = tuple(replace(expected, routes=SentRoutes.of(ROUTES)) for expected in PROBE)
+
+
+class ReplayingEngine(ScriptedEngine):
+    """Answers with the experts of the probe, and would have chosen ``chosen``."""
+
+    def __init__(self, chosen: NDArray[np.uint8], *answers: tuple[Answer, ...]) -> None:
+        super().__init__(*answers)
+        self.chosen = chosen
+
+    async def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        assert np.array_equal(routes, ROUTES)
+        result = await super().generate(EngineRequest("probe", prompt, 0, 0.0, 1))
+        return replace(result, routes=self.chosen)
+
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
+        raise AssertionError("it replays")
+
+
+class RecordingEngine(ReplayingEngine):
+    """It can only record."""
+
+    async def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        return None
+
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
+        return replace(await ScriptedEngine.generate(self, request, on_tokens), routes=self.chosen)
+
+
+async def test_an_engine_that_replays_the_trainers_experts_is_held_against_the_bound(
+    installer: Installer, transport: StateTransport
+) -> None:
+    turned = ROUTES.copy()
+    turned[0, 0, 0] = 7
+    weights = await published(transport, ROUTED)
+    for chosen in (ROUTES, turned):
+        installed = await installer.install(ReplayingEngine(chosen, RIGHT), weights, "", 0.01)
+        assert installed.differences == (0.0, 0.0) and installed.mismatch is None
+    with pytest.raises(EngineFailed, match=r"differs from the trainer's by 1\.25"):
+        await installer.install(ReplayingEngine(turned, WRONG, WRONG), weights, "", 0.5)
+
+
+async def test_an_engine_that_chose_other_experts_and_can_not_replay_has_a_wider_bound(
+    installer: Installer, transport: StateTransport
+) -> None:
+    turned = ROUTES.copy()
+    turned[0, 0, 0] = 7
+    weights = await published(transport, ROUTED)
+    installed = await installer.install(RecordingEngine(turned, WRONG), weights, "", 0.5)
+    assert installed.differences == (0.0, 1.25) and installed.mismatch is None
+    with pytest.raises(EngineFailed, match=r"by 1\.25, the bound is 0\.5 \(weights\.probe_bound\)"):
+        await installer.install(RecordingEngine(ROUTES, WRONG, WRONG), weights, "", 0.5)
+
+
+async def test_a_router_that_makes_other_choices_is_named_although_the_answers_are_right(
+    installer: Installer, transport: StateTransport
+) -> None:
+    others = ROUTES.copy()
+    others[:, 1] = 5, 6
+    weights = await published(transport, ROUTED)
+    with pytest.raises(
+        EngineFailed, match="the router of layer 1 makes other choices than the trainer's in 100%"
+    ):
+        await installer.install(ReplayingEngine(others, RIGHT, RIGHT), weights, "", 0.01)
+    healed = ReplayingEngine(others, RIGHT, RIGHT)
+    load = healed.load
+
+    async def heal(handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
+        healed.chosen = ROUTES if healed.loads else others
+        return await load(handle, transport, adapter)
+
+    healed.load = heal  # type: ignore[method-assign]
+    installed = await installer.install(healed, weights, "", 0.01)
+    assert installed.mismatch is not None and installed.mismatch.difference == 0.0
+    assert installed.mismatch.wrong.startswith("the router of layer 1 makes other choices")
 
 
 class LateEngine(ScriptedEngine):

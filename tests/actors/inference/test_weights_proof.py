@@ -1,6 +1,7 @@
 """The decision about an engine's weights, and the words for wrong tensors."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.weights_proof import (
+    Answer,
     are_proven,
     diagnosis,
     failure,
     group_of,
     least_difference,
+    other_choices,
 )
 from flexmarl.actors.messages import LikelyTokens
 
@@ -47,11 +50,44 @@ def test_no_rounding_is_exaggerated(seed: int, rounding: float, spread: float) -
     assert least_difference(expected, token, float(engine[token])) <= rounding + 1e-12
 
 
-def test_the_bound_decides_and_without_one_nothing_is_decided() -> None:
-    assert are_proven([], 0.1) and are_proven([0.1, 0.0], 0.1)
-    assert not are_proven([0.0, 0.11], 0.1)
-    assert not are_proven([math.nan], 0.1) and not are_proven([math.inf], 0.1)
-    assert are_proven([math.inf], None)
+def answers(*differences: float) -> list[Answer]:
+    return [Answer(difference) for difference in differences]
+
+
+def test_the_bound_decides() -> None:
+    assert are_proven([], 0.1) and are_proven(answers(0.1, 0.0), 0.1)
+    assert not are_proven(answers(0.0, 0.11), 0.1)
+    assert not are_proven(answers(math.nan), 0.1) and not are_proven(answers(math.inf), 0.1)
+
+
+def test_other_experts_have_a_wider_bound_unless_the_engine_has_replayed_the_trainers() -> None:
+    turned = Answer(0.29, (0.0, 0.01))
+    assert are_proven([turned], 0.1)
+    assert not are_proven([replace(turned, difference=0.31)], 0.1)
+    assert not are_proven([replace(turned, replayed=True)], 0.1)
+    assert not are_proven([replace(turned, other_choices=(0.0, 0.0))], 0.1)
+    assert "is 0.1 (weights.probe_bound, times 3 for other experts)" in failure(7, [turned], 0.1, "")
+
+
+def test_a_router_that_chooses_many_other_experts_is_named() -> None:
+    every = [
+        Answer(0.0, (0.0, 0.6, 0.1), replayed=True),
+        Answer(0.0),
+        Answer(0.0, (0.2, 0.0, 0.1), replayed=True),
+    ]
+    assert not are_proven(every, 0.1) and are_proven([every[2]], 0.1)
+    assert "the router of layer 1 makes other choices than the trainer's in 30%" in failure(7, every, 0.1, "")
+
+
+def test_choices_are_compared_in_any_order_but_in_layers_without_experts() -> None:
+    expected = np.zeros((2, 3, 2), np.uint8)
+    expected[:, 0], expected[:, 2] = (3, 5), ((1, 2), (2, 7))
+    chosen = expected[..., ::-1].astype(np.int16)
+    assert other_choices(expected, chosen) == (0.0, 0.0, 0.0)
+    chosen[:, 1] = 9
+    chosen[0, 0] = 3, 4
+    assert other_choices(expected, chosen) == (0.25, 0.0, 0.0)
+    assert other_choices(expected, chosen[:, :2]) == ()
 
 
 def test_a_tensor_is_wrong_if_it_is_not_as_published() -> None:
@@ -91,6 +127,6 @@ def test_wrong_tensors_are_named_by_group() -> None:
 
 
 def test_the_failure_names_version_difference_bound_and_setting() -> None:
-    sentence = failure(7, 1.25, 0.01, "wrong: layer 2")
-    for part in ("version 7", "1.25", "0.01", "weights.probe_bound", "wrong: layer 2"):
+    sentence = failure(7, answers(0.5, 1.25), 0.01, "wrong: layer 2")
+    for part in ("version 7", "1.25", "0.01", "(weights.probe_bound)", "wrong: layer 2"):
         assert part in sentence

@@ -25,8 +25,9 @@ from transformers import PreTrainedModel
 from .....core.telemetry import get_logger
 from .....transport.state_dict import without_ties
 from ....errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from ....expert_routes import Routes, widen
 from ....pretrained import leave_out_cudnn
-from ....routers import RouteRecorder
+from ....routers import RouteRecorder, recorder_of
 from ..engine import EngineRequest, EngineResult, EngineStatistics, FinishReason, Phases
 from ..request_times import RequestTimes
 from ..step_engine import StepEngine
@@ -92,7 +93,8 @@ class TransformersEngine(StepEngine):
         self._chunk = prefill_chunk
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
-        recorder = RouteRecorder(model) if records_routes else None
+        self._recorder = RouteRecorder(model) if records_routes else recorder_of(model, always=False)
+        recorder = self._recorder if records_routes else None
         self._stock: Forward = ModuleForward(model, recorder)
         self._forward: Forward = self._stock
         self._fused_is_verified: bool | None = False  # None: not compared yet
@@ -189,6 +191,25 @@ class TransformersEngine(StepEngine):
         self._logits_were_finite = True
         self._forward.weights_loaded()
         self._verify_fused()
+
+    @torch.inference_mode()
+    def replay(self, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
+        row, tokens = self._first_row + len(self._rows), len(prompt)
+        has_room = row < self._max_batch and tokens < self._max_context
+        if self._recorder is None or self._forward is not self._stock or not has_room:
+            return None
+        self._end_plan()
+        self._reserve(1, tokens + 1)
+        with self._recorder.replaying(torch.from_numpy(widen(routes)).to(self._device)):
+            logits = self._prefill_parts([PromptPart(prompt)], row)
+        chosen = self._cache.routes_of(row, tokens)
+        if chosen is None:
+            chosen = self._recorder.take()
+        logprob, token = logits[0].double().log_softmax(-1).max(-1)
+        if not torch.isfinite(logprob):
+            self._logits_were_finite = False
+            raise NonFiniteLogits(("replay",))
+        return EngineResult("replay", (int(token),), (float(logprob),), "length", routes=chosen.cpu().numpy())
 
     def digests(self) -> dict[str, int]:
         return digests_of(self.weights())

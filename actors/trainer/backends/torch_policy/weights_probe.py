@@ -1,12 +1,17 @@
 """The probe of a version: what its weights give behind a few prompts, for instances to compare with."""
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
+from ....errors import UnsupportedModel
+from ....expert_routes import Routes, SentRoutes
 from ....messages import LikelyTokens
 from ....names import PolicyName
+from ....routers import RouteRecorder, recorder_of
 from ...padding import pack_rows, pad_rows
 from .trained_models import TrainedModels
 
@@ -29,12 +34,30 @@ def weights_probe(models: TrainedModels, name: PolicyName, version: int) -> tupl
     prompts = draw_prompts(name, version, completions.vocab_size)
     lay_out = pack_rows if models.packs else pad_rows
     rows = lay_out([(prompt, (0,)) for prompt in prompts], completions.vocab_size)
-    likeliest = completions.likeliest(
-        rows.with_tensors(lambda tensor: tensor.to(completions.device)), LIKELIEST, models.gang
-    ).cpu()
+    recorder = recorder_of(completions.model)
+    try:
+        likeliest = completions.likeliest(
+            rows.with_tensors(lambda tensor: tensor.to(completions.device)), LIKELIEST, models.gang
+        ).cpu()
+        routes = _routes(recorder)
+    finally:
+        if recorder is not None:
+            recorder.remove()
     if not torch.isfinite(likeliest).all():
         return ()
     return tuple(
-        LikelyTokens(prompt, tuple(map(int, tokens)), tuple(logprobs))
-        for prompt, (tokens, logprobs) in zip(prompts, likeliest.tolist(), strict=True)
+        LikelyTokens(prompt, tuple(map(int, tokens)), tuple(logprobs), SentRoutes.of(experts))
+        for prompt, (tokens, logprobs), experts in zip(prompts, likeliest.tolist(), routes, strict=True)
     )
+
+
+def _routes(recorder: RouteRecorder | None) -> Sequence[Routes | None]:
+    """Of each prompt, after the forward."""
+    unknown = [None] * PROMPTS
+    if recorder is None:
+        return unknown
+    try:
+        routes = recorder.take().cpu().numpy()
+    except UnsupportedModel:  # it is trained all the same, unless it is to replay routes
+        return unknown
+    return np.split(routes, PROMPTS)  # all prompts are as long, in their order

@@ -1,15 +1,24 @@
 """The probe that a trainer publishes, and what an engine with the same weights, or with others, answers."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from flexmarl.actors.errors import TooManyTokens
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.weights_proof import PROBE_BOUNDS, least_difference
+from flexmarl.actors.inference.weights_proof import (
+    PROBE_BOUNDS,
+    Answer,
+    are_proven,
+    least_difference,
+    other_choices,
+)
 from flexmarl.actors.messages import LikelyTokens, LoraConfig
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.pretrained import empty_model
@@ -41,13 +50,18 @@ def policy_of(setup: PolicySetup) -> TorchPolicy:
     return made_policy(ALONE, setup, None)
 
 
-def differences(
-    setup: PolicySetup, weights: Mapping[str, Any], probe: tuple[LikelyTokens, ...]
-) -> list[float]:
-    engine = TransformersEngine(empty_model(setup.real_model), (), max_batch=4)
+def engine_of(setup: PolicySetup, weights: Mapping[str, Any], **options: Any) -> TransformersEngine:
+    engine = TransformersEngine(empty_model(setup.real_model), (), max_batch=4, **options)
     for name, tensor in engine.weights().items():
         tensor.copy_(weights[name])
     engine.weights_loaded(engine.weights())
+    return engine
+
+
+def differences(
+    setup: PolicySetup, weights: Mapping[str, Any], probe: tuple[LikelyTokens, ...]
+) -> list[float]:
+    engine = engine_of(setup, weights)
     for number, expected in enumerate(probe):
         engine.add(EngineRequest(str(number), expected.prompt, 0, 0.0, 1))
     answers: dict[str, EngineResult] = {}
@@ -156,6 +170,138 @@ def test_all_ranks_of_a_gang_have_the_probe_of_one_rank(ranks: Ranks, kind: str)
     for probe, of_one in zip(gang[0], expected, strict=True):
         for found, reference in zip(probe, of_one, strict=True):
             assert least_difference(reference, found.tokens[0], found.logprobs[0]) < tolerance
+
+
+# ----------------------------------------------------------------------- mixtures of experts
+
+
+MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32, "mlp_only_layers": [1],
+}  # fmt: skip
+GROUPS: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 3, "n_routed_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "q_lora_rank": 16,
+    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
+}  # fmt: skip
+MIXTURES = {
+    "float32": gang_setup(DAPO, **MIXTURE),
+    "bfloat16": gang_setup(DAPO, dtype="bfloat16", **MIXTURE),
+    "padded": gang_setup(DAPO, trainer={"name": "torch", "packing": False}, **MIXTURE),
+    "recomputed": gang_setup(DAPO, trainer={"name": "torch", "activation_checkpointing": True}, **MIXTURE),
+    "merged": gang_setup(DAPO, lora=LoraConfig(rank=3, alpha=7, targets=("q_proj",)), **MIXTURE),
+    "groups": gang_setup(DAPO, **GROUPS),
+}
+
+
+def mixture_of(setup: PolicySetup) -> TorchPolicy:
+    """Its weights are larger than those of an untrained model, whose experts hardly differ."""
+    policy = policy_of(setup.model_copy(update={"probe_every": 1}))
+    for name, tensor in policy.base_state().items():
+        if name.startswith(("model/", "adapter_model/")) and tensor.ndim > 1:
+            tensor.mul_(4)
+    return policy
+
+
+def replays(engine: TransformersEngine, probe: tuple[LikelyTokens, ...]) -> list[Answer]:
+    every = []
+    for expected in probe:
+        assert expected.routes is not None
+        routes = expected.routes.array()
+        result = engine.replay(expected.prompt, routes)
+        assert result is not None and result.routes is not None
+        difference = least_difference(expected, result.tokens[0], result.logprobs[0])
+        every.append(Answer(difference, other_choices(routes, result.routes), replayed=True))
+    return every
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_an_engine_of_experts_that_replays_the_trainers_agrees(kind: str, records: bool) -> None:
+    setup = MIXTURES[kind]
+    policy = mixture_of(setup)
+    policy.accumulate(make_samples(1))
+    policy.optimizer_step()
+    probe = policy.probe()
+    answers = replays(engine_of(setup, policy.weights(), records_routes=records), probe)
+    exact = setup.real_model.dtype == "float32"
+    assert are_proven(answers, 1e-3 if exact else PROBE_BOUNDS["bfloat16"] / 3)
+    assert all(len(answer.other_choices) == 3 for answer in answers)
+    if exact:
+        assert not any(any(answer.other_choices) for answer in answers)
+
+
+def test_a_trainer_that_replays_routes_probes_with_its_own() -> None:
+    plain = MIXTURES["float32"]
+    model = plain.real_model.model_copy(update={"router_replay": True})
+    replaying = plain.model_copy(update={"model": model})
+    probes = [mixture_of(setup).probe() for setup in (plain, replaying)]
+    for one, other in zip(*probes, strict=True):
+        assert one == other and one.routes is not None and other.routes is not None
+        assert np.array_equal(one.routes.array(), other.routes.array())
+
+
+def probed_routes(gang: GangRank, setup: PolicySetup) -> tuple[list[NDArray[Any]], bool]:
+    """Also: the routers have their own forward again."""
+    policy = made_policy(gang, setup.model_copy(update={"probe_every": 1}), None)
+    routes = [probed.routes.array().copy() for probed in policy.probe() if probed.routes is not None]
+    return routes, all("forward" not in vars(part) for part in policy.models.completions.model.modules())
+
+
+def test_all_ranks_of_a_gang_record_the_routes_of_one_rank(ranks: Ranks) -> None:
+    setup = MIXTURES["float32"]
+    expected, _ = probed_routes(ALONE, setup)
+    assert len(expected) == PROMPTS
+    for routes, are_restored in ranks.run(2, probed_routes, setup):
+        assert np.array_equal(routes, expected) and are_restored
+
+
+def test_routers_whose_choice_is_not_seen_have_a_probe_without_routes() -> None:
+    config: dict[str, Any] = {"model_type": "phimoe", "num_local_experts": 4, "num_hidden_layers": 2}
+    probe = policy_of(gang_setup(DAPO, **config).model_copy(update={"probe_every": 1})).probe()
+    assert len(probe) == PROMPTS and all(probed.routes is None for probed in probe)
+
+
+def test_a_choice_that_rounding_turns_changes_a_log_probability_unless_it_is_replayed() -> None:
+    """Two experts have the same scores but for rounding, which prefers the other one in the engine."""
+    setup = gang_setup(DAPO, **MIXTURE | {"num_experts_per_tok": 3})
+    policy = mixture_of(setup)
+    gates = [
+        tensor
+        for name, tensor in policy.base_state().items()
+        if name.startswith("model/") and ".gate." in name
+    ]
+    for gate in gates:
+        gate[8:] = gate[:8] + 1e-6
+    weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    for name, tensor in weights.items():
+        if ".gate." in name:
+            tensor[8:] -= 2e-6
+    probe = policy.probe()
+    assert max(differences(setup, weights, probe)) > PROBE_BOUNDS["float32"]
+    answers = replays(engine_of(setup, weights), probe)
+    assert max(answer.difference for answer in answers) < PROBE_BOUNDS["float32"] / 10
+    assert any(any(answer.other_choices) for answer in answers)
+
+
+@pytest.mark.parametrize("damage", ["zero", "other"])
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [*product(["float32", "bfloat16", "groups"], ["experts", "gate.weight"]), ("groups", "bias")],
+)
+def test_a_wrong_expert_and_a_wrong_router_are_seen_all_the_same(part: str, damage: str, kind: str) -> None:
+    setup = MIXTURES[kind]
+    policy = mixture_of(setup)
+    weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
+    if part == "bias":  # it decides about the choice alone
+        policy.models.completions.model.model.layers[2].mlp.gate.e_score_correction_bias.normal_(std=2.0)
+    names = [name for name in weights if "layers.2." in name and part in name]
+    assert names or part == "bias"
+    for name in names:
+        weights[name].copy_(torch.zeros(()) if damage == "zero" else weights[name].flip(0))
+    answers = replays(engine_of(setup, weights), policy.probe())
+    assert not are_proven(answers, PROBE_BOUNDS[setup.real_model.dtype])
 
 
 def test_a_device_without_memory_for_a_probe_names_the_settings_that_take_less(
