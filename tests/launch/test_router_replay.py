@@ -52,8 +52,8 @@ def replays_of_proofs() -> Iterator[list[bool]]:
 
     def note(engine: TransformersEngine, prompt: tuple[int, ...], routes: Routes) -> EngineResult | None:
         result = replay(engine, prompt, routes)
-        assert result is None or result.routes is not None
-        replays.append(result is not None and not any(other_choices(routes, result.routes)))
+        assert result is not None and result.routes is not None, "it has room"
+        replays.append(not any(other_choices(routes, result.routes)))
         return result
 
     with mock.patch.object(TransformersEngine, "replay", note):
