@@ -30,8 +30,8 @@ with the trainer's."""
 
 CHOICE_BOUND: Final = 0.25
 """The largest share of a layer's choices of experts that rounding changes, with a margin: on CPUs it is 1e-3 in
-bfloat16. A router without its weights makes 94 % other choices, if it takes 8 of 128 experts. Log-probabilities don't show all
-that is wrong with it: a bias may decide about the choice alone."""
+bfloat16. A router without its weights makes 94 % other choices, if it takes 8 of 128 experts. Log-probabilities don't
+show all that is wrong with it: a bias may decide about the choice alone."""
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EMBEDDING: Final = ("embed", "wte", "wpe")
