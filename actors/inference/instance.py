@@ -168,6 +168,8 @@ class Instance(Actor, InstanceApi):
         self._record(request, served, begin, len(prompt), result)
         if search is not None:
             result = search.ended(result)
+        if self._setup.policies[served.policy].drops_routes:
+            result = dataclasses.replace(result, routes=None)
         result = keep_result(result, resumable=options.resumable and not forms)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))

@@ -22,11 +22,13 @@ class ServedBase:
 @dataclass(frozen=True, slots=True)
 class ServedPolicy:
     """The model of a policy, None if it is simulated, and the engine that generates with it. ``base``: of a LoRA policy
-    whose instances get the adapter alone."""
+    whose instances get the adapter alone. ``drops_routes``: the experts of its turns are not sent, also if its engine
+    records them."""
 
     model: ModelConfig | None
     engine: EngineConfig
     base: ServedBase | None = None
+    drops_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,19 +79,28 @@ def served_policies(config: RunConfig) -> dict[PolicyName, ServedPolicy]:
     """The instances' part of each policy."""
     return {
         name: ServedPolicy(
-            _served_model(config, name), _engine(config, policy.engine), _served_base(config, name)
+            _served_model(config, name),
+            _engine(config, policy.engine),
+            _served_base(config, name),
+            drops_routes=not policy.replays_routes,
         )
         for name, policy in config.policies.items()
     }
 
 
 def _served_model(config: RunConfig, name: PolicyName) -> ModelConfig | None:
-    """A frozen adapter beside one that is trained has the same engine, which records the experts of both: with another
-    one the instance would be built again for each load."""
+    """A frozen policy has the engine of a trained one that an instance serves beside it, or may move to and from. It
+    records the experts of both: with another one the instance would be built again for each load."""
     names = next(names for names in config.served_together() if name in names)
     policy = config.policies[name]
-    is_trained = any(config.policies[beside].train for beside in names)
-    return policy.used_model if is_trained else policy.served_model
+    near = [config.policies[beside] for beside in names]
+    if config.balance.scope == "intra+inter":
+        near += [
+            other
+            for other in config.policies.values()
+            if (other.model, other.engine) == (policy.model, policy.engine)
+        ]
+    return policy.used_model if any(other.train for other in near) else policy.served_model
 
 
 def _served_base(config: RunConfig, name: PolicyName) -> ServedBase | None:

@@ -176,3 +176,13 @@ def test_a_frozen_adapter_has_the_engine_of_the_trained_one_beside_it() -> None:
     assert [
         served.model is not None and served.model.router_replay for served in served_policies(alone).values()
     ] == [True, False]
+
+
+def test_instances_that_move_between_a_policy_and_its_past_need_no_other_engine() -> None:
+    past = [REPLAY, "agents.checker={policy: {pool_of: sorter}}"]
+    moving = served_policies(resolve("sort-digits", [*past, "balance.scope=intra+inter"]))
+    staying = served_policies(resolve("sort-digits", past))
+    assert [(served.model == moving["sorter"].model, served.drops_routes) for served in moving.values()] == [
+        (True, False), (True, True)
+    ]  # fmt: skip
+    assert staying["checker"].model != staying["sorter"].model == moving["sorter"].model

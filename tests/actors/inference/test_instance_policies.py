@@ -3,6 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,28 @@ async def test_a_policy_of_the_same_architecture_takes_over_the_engine(cluster: 
         await cluster.generate(SOLVER, 3)
     await cluster.load(SOLVER, 3)
     assert await cluster.generate(SOLVER, 3) == first
+
+
+async def test_a_frozen_policy_in_an_engine_that_records_experts_sends_none(
+    private: Path, tmp_path: Path, system: ActorSystem
+) -> None:
+    mixture = ARCHITECTURE | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+    replaying = model(tmp_path, mixture | {"moe_intermediate_size": 16})
+    served = ServedPolicy(
+        replaying.model_copy(update={"router_replay": True}), EmbeddedEngineConfig(max_batch=4)
+    )
+    setup = InstanceSetup(SOLVER, {SOLVER: served, JUDGE: replace(served, drops_routes=True)})
+    actor = Instance(setup)
+    async with StateTransport(private) as transport:
+        cluster = FakeCluster(actor, await system.add(actor, "solver-0"), transport, setup)
+        await cluster.load(SOLVER, 3)
+        engine, first = actor._engine, await cluster.generate(SOLVER, 3)
+        await cluster.load(JUDGE, 3)
+        assert actor._engine is engine
+        second = await cluster.generate(JUDGE, 3)
+        assert first.tokens == second.tokens
+        assert first.routes is not None and first.routes.shape[0] == 4 + len(first.tokens) - 1
+        assert second.routes is None
 
 
 async def test_the_turns_of_the_former_policy_are_interrupted(cluster: FakeCluster) -> None:
