@@ -32,7 +32,7 @@ GAME = Path(__file__).parent / "recipes" / "self_play"
 ASYNC = ("mode=async", "max_staleness=2", "agents.player.algorithm.correction=decoupled")
 ENDLESS = (
     *ASYNC, "training.steps=100000", "checkpoint.every=100000", "rollout.workers=1",
-    "engine.token_s=0.002", "engine.install_s=0.001", "trainer.micro_batch_s=0.002", "trainer.optimizer_s=0.002",
+    "engine.token_s=0.01", "engine.install_s=0.005", "trainer.micro_batch_s=0.01", "trainer.optimizer_s=0.3",
 )  # fmt: skip
 
 
