@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.run_events import RunEnded, RunStarted
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.core.errors import ActorDead, ActorFailed, CallNotAllowed, UnsafeKeys
+from flexmarl.core.protocol.session import Settings
+from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.errors import RunDirectoryError, RunFailed, RunUnreachable
+from flexmarl.launch.run import connected_run
 from flexmarl.launch.run.connected_run import ConnectedRun
 from flexmarl.launch.run.run_address import RunAddress
 from flexmarl.launch.run_folder.json_lines import metrics_from_json
@@ -91,20 +95,24 @@ async def _list(items: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in items]
 
 
-async def test_a_follower_that_reads_nothing_delays_nothing(tmp_path: Path) -> None:
+async def test_a_follower_that_reads_nothing_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More steps than its window holds; it reads the first ones, and then the run is over."""
-    async with run_in_loop(tmp_path, "unread", *SIMULATED, "training.steps=300") as run:
+    small = partial(ActorSystem, settings=Settings(stream_window=8))
+    monkeypatch.setattr(connected_run, "ActorSystem", small)
+    async with run_in_loop(tmp_path, "unread", *SIMULATED, "training.steps=40") as run:
         await wait_for_step(run, 1)
         async with flexmarl.connect(run.directory.path) as followed:
             slow = followed.steps(after=0)
             read = [await anext(slow)]
-            assert (await run.wait()).last_step == 300
+            assert (await run.wait()).last_step == 40
             with pytest.raises(ActorDead):
                 async for step in slow:
                     read.append(step)  # noqa: PERF401  # those before the error count
     lines = json_lines(run.directory.metrics)
-    assert len(lines) == 300
-    assert 1 <= len(read) < 300 and read == [metrics_from_json(line) for line in lines[: len(read)]]
+    assert len(lines) == 40
+    assert 1 <= len(read) < 40 and read == [metrics_from_json(line) for line in lines[: len(read)]]
 
 
 async def test_the_error_of_a_run_is_raised_at_the_end(tmp_path: Path) -> None:
