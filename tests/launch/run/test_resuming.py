@@ -264,12 +264,18 @@ def test_torn_weights_are_named_with_the_way_on_also_in_the_only_checkpoint(run:
     )
 
 
-@given(cut=st.integers(0, 2000))
-def test_a_damaged_record_is_named(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, bytes]:
+    """A run, and the bytes of its record."""
     config = resolve(str(TINY), [])
     run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run", to_yaml(config))
     resuming.record(run, config)
-    whole = run.made_with.read_bytes()
+    return run, run.made_with.read_bytes()
+
+
+@given(cut=st.integers(0, 2000))
+def test_a_damaged_record_is_named(recorded: tuple[RunDirectory, bytes], cut: int) -> None:
+    run, whole = recorded
     assert json.loads(whole)["files"].keys() == {"workflow.py"}
     run.made_with.write_bytes(whole[: min(cut, len(whole) - 2)])
     with pytest.raises(CheckpointIncomplete, match=r"made_with.json: is damaged .*: remove it to continue"):
