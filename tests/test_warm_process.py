@@ -186,9 +186,8 @@ def test_a_template_that_has_ended_is_an_error(
     environment: dict[str, str], template: Template, tmp_path: Path
 ) -> None:
     before = psutil.Process().children()
-    with (tmp_path / "out").open("w") as output:
-        assert template.start("", [], environment, output.fileno()) is not None
-        (process,) = set(psutil.Process().children()) - set(before)
-        process.kill()
-        with pytest.raises((AssertionError, ConnectionError)):
-            template.start("", [], environment, output.fileno())
+    template._open(environment)
+    (process,) = set(psutil.Process().children()) - set(before)
+    process.kill()
+    with (tmp_path / "out").open("w") as output, pytest.raises((AssertionError, ConnectionError)):
+        template.start("", [], environment, output.fileno())

@@ -3,10 +3,10 @@
 A small run takes six seconds of CPU time, more than four of them for these imports: of the command's process, and of
 the one that forks its actors. Here both are forks of one *template*, a new interpreter that has imported all of it and
 compiled the signatures of the endpoints, has one thread, and serves one process of tests until that ends. Apart from
-that all is as in a command that a person
-starts: a session, a working directory, an environment and an output of its own; a parent that has to wait for it; and a
-child that forks its actors. That child, the *spare*, is forked before the command's code begins, when the process has
-one thread and no descriptors of its own, and waits until ``ForkServer`` would start an interpreter.
+that all is as in a command that a person starts: a session, a working directory, an environment and an output of its
+own; a parent that has to wait for it; and a child that forks its actors. That child, the *spare*, is forked before the
+command's code begins, when the process has one thread and no descriptors of its own, and waits until ``ForkServer``
+would start an interpreter.
 
 Modules read variables when they are imported: a command with an environment that differs from the template's gets a new
 interpreter, and so does each further process that forks actors. Tests of interpreters that start (search paths, the
