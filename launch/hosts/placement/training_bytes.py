@@ -176,7 +176,15 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
     """A line for each setting that the model's shape does not allow, and for GPUs that no policy would use."""
     for name, policy in config.policies.items():
         engine, shape = policy.engine, shapes.get(name)
-        if shape is None or not isinstance(engine, VllmEngineConfig):
+        if shape is None:
+            continue
+        if not shape.key_heads or shape.heads % shape.key_heads:  # transformers builds such a model, which fails in its first forward
+            yield (
+                f"policies.{name}.model: {shape.heads} attention heads are no multiple of {shape.key_heads} key heads, "
+                "which they share: no layer can compute them; correct the model's config"
+            )
+            continue
+        if not isinstance(engine, VllmEngineConfig):
             continue
         yield from _short_memory(name, policy, engine, shape)
         if not _divides(engine.tensor_parallel, shape, engine):

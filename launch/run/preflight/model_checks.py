@@ -266,6 +266,6 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    line = next(iter(text_of(error).strip().splitlines()), "")
-    # Some texts list all models of the library.
-    return f"{type(error).__name__}: {textwrap.shorten(line, _ERROR_COLUMNS, placeholder=' ...')}"
+    # Some texts list all models of the library; some have the reason in their second line.
+    first = " ".join(text_of(error).strip().splitlines()[:2])
+    return f"{type(error).__name__}: {textwrap.shorten(first, _ERROR_COLUMNS, placeholder=' ...')}"

@@ -11,7 +11,10 @@ from safetensors.numpy import save_file
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.hosts.host_description import describe_host
 from flexmarl.launch.hosts.placement.model_memory import known_shapes, shape_of_model, unknown_shape
+from flexmarl.launch.hosts.placement.plan import DoesNotFit
+from flexmarl.launch.hosts.placement.run_placement import place_run
 
 SIZES = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -108,6 +111,27 @@ def test_the_reason_for_which_a_model_has_no_shape_is_that_of_its_library() -> N
         "policies.sorter.model.config: the memory that it takes is unknown, as the model can't be built: "
         "MambaForCausalLM does not support an attention implementation"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("num_attention_heads=0", "integer division or modulo by zero"),
+        ("hidden_size=-5", "negative dimension -5"),
+        ("hidden_size=big", "Field 'hidden_size' expected int, got str"),
+    ],
+)
+def test_impossible_numbers_of_a_config_are_reasons_too(change: str, reason: str) -> None:
+    config = resolve("sort-digits", [f"agents.sorter.model.config.{change}"])
+    name = PolicyName("sorter")
+    assert name not in known_shapes(config, all_models=True)
+    assert reason in unknown_shape(config, name)
+
+
+def test_heads_that_key_heads_do_not_divide_are_refused_by_the_plan() -> None:
+    config = resolve("sort-digits", ["agents.sorter.model.config.num_attention_heads=3"])
+    with pytest.raises(DoesNotFit, match="policies.sorter.model: 3 attention heads are no multiple of 2 key"):
+        place_run(config, [describe_host()], all_models=True)
 
 
 @pytest.mark.parametrize(
