@@ -12,13 +12,14 @@ from rich.table import Table
 
 from ...actors.errors import ConfigError
 from ..config.run_config import RunConfig
+from ..config.written_config import WrittenConfig
 from ..hosts.diagnosis import Diagnosis, diagnose
 from ..hosts.nodes.hosts_file import read_hosts
 from ..hosts.nodes.probing import HostFinding, probe
-from ..hosts.placement.auto_ranks import with_chosen_ranks
+from ..hosts.placement.nearest_plan import plan_run
 from ..hosts.placement.plan import DoesNotFit
 from ..hosts.placement.plan_table import plan_lines
-from ..hosts.placement.run_placement import RunPlacement, place_run
+from ..hosts.placement.run_placement import RunPlacement
 from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.terminal import Terminal
 from ..run.prepared_run import recipe_and_settings, resolve_given
@@ -49,11 +50,11 @@ def doctor(words: tuple[str, ...], as_json: bool, runs: Path, hosts: Path | None
       flexmarl doctor --runs /shared/runs --hosts hosts.txt
       flexmarl doctor path/to/recipe pool.slots=4
     """
-    config = _config_of(words)
+    given = _config_of(words)
     ssh_hosts = () if hosts is None else read_hosts(hosts)
     diagnosis = diagnose(runs)
     findings = asyncio.run(probe(ssh_hosts, diagnosis)) if ssh_hosts else []
-    plan = None if config is None else _plan(config, diagnosis, findings)
+    plan = None if given is None else _plan(*given, diagnosis, findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]
         described = asdict(diagnosis) if hosts is None else {"here": asdict(diagnosis), "hosts": listed}
@@ -68,16 +69,16 @@ def doctor(words: tuple[str, ...], as_json: bool, runs: Path, hosts: Path | None
     return 1 if has_problems or isinstance(plan, DoesNotFit) else 0
 
 
-def _config_of(words: Sequence[str]) -> RunConfig | None:
-    """The config of the recipe among the words of the command line; None without one."""
+def _config_of(words: Sequence[str]) -> tuple[RunConfig, WrittenConfig] | None:
+    """The config of the recipe among the words of the command line, and the keys in it; None without one."""
     recipe, settings = recipe_and_settings(words)
     if recipe is None and settings:
         raise ConfigError(f"{settings[0]}: a setting is for a plan, which needs a recipe")
-    return None if recipe is None else resolve_given(recipe, settings)[0]
+    return None if recipe is None else resolve_given(recipe, settings)
 
 
 def _plan(
-    config: RunConfig, diagnosis: Diagnosis, findings: Sequence[HostFinding]
+    config: RunConfig, keys: WrittenConfig, diagnosis: Diagnosis, findings: Sequence[HostFinding]
 ) -> RunPlacement | DoesNotFit:
     """The plan on this host and those that have answered, or its refusal."""
     far_hosts = [
@@ -87,7 +88,7 @@ def _plan(
     ]
     hosts = [diagnosis.host, *far_hosts]
     try:
-        return place_run(with_chosen_ranks(config, lambda: hosts), hosts, all_models=True)
+        return plan_run(config, hosts, keys)[1]
     except DoesNotFit as refusal:
         return refusal
 

@@ -14,7 +14,7 @@ from ..config.run_config import RunConfig
 from ..config.written_config import WrittenConfig
 from ..hosts.nodes.hosts_file import read_hosts
 from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
-from ..hosts.placement.auto_ranks import with_chosen_ranks
+from ..hosts.placement.nearest_plan import plan_run
 from ..hosts.placement.plan_table import plan_as_comment
 from ..hosts.placement.run_placement import like_this_host, made_up_hosts, place_run
 from ..monitoring.console.echo import echo, echo_file
@@ -226,8 +226,8 @@ def _show_plan(
 def _show_plan_elsewhere(config: RunConfig, keys: WrittenConfig, machine: str) -> int:
     """Prints the place of each actor on hosts that are not here."""
     hosts = made_up_hosts(machine)
-    chosen = with_chosen_ranks(config, lambda: hosts)
-    echo_file(plan_as_comment(place_run(chosen, hosts, all_models=True)))
+    chosen, placement = plan_run(config, hosts, keys)
+    echo_file(plan_as_comment(placement))
     if changes := differences(config, chosen):
         numbers = dict.fromkeys(keys.in_text(f"{key}={number}") for key, (_, number) in changes.items())
         echo(f"# chosen: {', '.join(numbers)}")

@@ -34,6 +34,7 @@ def driver_problem(cuda: str, driver: str) -> str:
     least = _LEAST_DRIVERS.get(cuda.partition(".")[0])
     if driver and least and int(driver.partition(".")[0]) < least:
         return (
-            f"it is built for CUDA {cuda}, which needs the driver {least} or later, and {driver} is installed"
+            f"it is built for CUDA {cuda}, which needs the driver {least} or later, and {driver} is installed; install "
+            "a newer driver, or a PyTorch that is built for an older CUDA (https://pytorch.org/get-started)"
         )
     return ""

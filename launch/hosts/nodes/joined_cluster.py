@@ -21,6 +21,7 @@ from ...run.resuming import code_digests
 from ...run.run_address import RunAddress
 from ..host_description import HostDescription, describe_host
 from ..placement.actor_needs import fewest_slots
+from ..placement.nearest_plan import plan_run
 from ..placement.plan import DoesNotFit
 from ..placement.run_placement import place_run
 from .cluster import Cluster
@@ -74,7 +75,8 @@ async def joined_cluster(
                 await nodes.wait_settled(request.count, _SETTLE_S, request.wait_s, fits)
             elif request.count:
                 await _wait_for_nodes(nodes, ssh, request, directory.control_address.absolute(), console)
-            placement = await asyncio.to_thread(place_run, config, _hosts(host, nodes))
+            plan = partial(plan_run, config, _hosts(host, nodes), all_models=False)
+            _, placement = await asyncio.to_thread(plan)
             yield Cluster(
                 head_node,
                 nodes,

@@ -8,4 +8,5 @@ capacity.py        the capacity that is left on a host
 infeasible.py      the reasons why no plan can exist, with the numbers and the keys
 plan_table.py      a plan as a table
 run_placement.py   the placement of a run, on this host or on several
+nearest_plan.py    the plan of a run, or its refusal with the nearest settings that fit
 """

@@ -4,17 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ....actors.config_base import AUTO
 from ....actors.inference.engine_bytes import engine_bytes
 from ....actors.model_shape import ModelShape
 from ....actors.names import PolicyName
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
-from ....actors.trainer.rank_bytes import RankBytes, RankLoad, rank_bytes
+from ....actors.trainer.rank_bytes import RankBytes, rank_bytes
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
-from .plan import BESIDE, STATES, Need
-from .training_bytes import CONTEXT_BYTES, Cards, Places, load_of, nearest_fit, parts_of
+from .plan import BESIDE, Need
+from .training_bytes import Cards, load_of, parts_of
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -72,10 +71,10 @@ def _trainer(config: RunConfig, sizes: "_Sizes") -> Need:
     if named and _OF_ITS_OWN in devices.values():  # in a process that sees all GPUs it is the first
         named = tuple(sorted({0, *named}))
     key = _device_key(on_gpus[0], devices[on_gpus[0]]) if on_gpus else "pool.name=static"
-    parts, remedy = sizes.on_one_gpu(on_gpus) if len(named) < 2 else ((), "")
+    parts = sizes.on_one_gpu(on_gpus) if len(named) < 2 else ()
     return Need(
         "trainer", key, on_head=True, purpose="training", memory_bytes=on_cpu,
-        gpus=1 if on_gpus and not named else 0, gpu_bytes=_total(parts), named=named, parts=parts, remedy=remedy,
+        gpus=1 if on_gpus and not named else 0, gpu_bytes=_total(parts), named=named, parts=parts,
     )  # fmt: skip
 
 
@@ -96,13 +95,13 @@ def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
         if on_gpus
         else max(sizes.on_cpu(name) // policy.trainer.replica_size for name, policy in trained.items())
     )
-    parts, remedy = sizes.on_slot() if on_gpus else ((), "")
+    parts = sizes.on_slot() if on_gpus else ()
     for slot in range(slots):
         is_planned = (on_gpus or largest.replicas > 1) and size > 1 and slot < slots // size * size
         gang = slot // size if is_planned else None
         yield Need(
             f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
-            gpus=int(on_gpus), gpu_bytes=_total(parts), memory_bytes=on_cpu, gang=gang, parts=parts, remedy=remedy,
+            gpus=int(on_gpus), gpu_bytes=_total(parts), memory_bytes=on_cpu, gang=gang, parts=parts,
         )  # fmt: skip
 
 
@@ -151,43 +150,29 @@ class _Sizes:
             return 0
         return rank_bytes(shape, load.alone()).state
 
-    def on_one_gpu(self, names: Sequence[PolicyName]) -> tuple[Parts, str]:
-        """The parts of policies on one GPU, which compute in turn: all that stays of each, and the most that comes; and
-        the settings with which the only one would fit."""
-        needed = {name: bytes_of for name in names if (bytes_of := self._rank(name)) is not None}
+    def on_one_gpu(self, names: Sequence[PolicyName]) -> Parts:
+        """The parts of policies on one GPU, which compute in turn: all that stays of each, and the most that comes."""
+        needed = {name: rank for name in names if (rank := self._rank(name)) is not None}
         if not needed:
-            return (), ""
-        most = max(needed, key=lambda name: needed[name][1].peak - needed[name][1].state)
-        states = [(f"state of {name}", rank.state) for name, (_, rank) in needed.items() if name != most]
-        remedy = self._remedy(most) if len(needed) == 1 else ""
-        return (*parts_of(needed[most][1]), *states), remedy
+            return ()
+        most = max(needed, key=lambda name: needed[name].peak - needed[name].state)
+        states = [(f"state of {name}", rank.state) for name, rank in needed.items() if name != most]
+        return (*parts_of(needed[most]), *states)
 
-    def on_slot(self) -> tuple[Parts, str]:
-        """The parts of the largest rank, with the states that a slot has beside it, and the settings with which all of
-        that would fit."""
-        needed = {name: rank for name in self.config.trained if (rank := self._rank(name)) is not None}
-        if not needed:
-            return (), ""
-        ranks = {name: rank for name, (_, rank) in needed.items()}
-        beside = {name: self._beside(name, ranks) for name in needed}
-        most = max(needed, key=lambda name: needed[name][1].peak + beside[name])
-        parts, remedy = parts_of(needed[most][1]), self._remedy(most)
-        if not beside[most]:
-            return parts, remedy
-        parts = (*parts, (BESIDE, beside[most]))
-        is_more = beside[most] > self._beside(most, ranks, ahead=0)
-        if is_more and self.cards is not None and _total(parts) > self.cards.room_bytes:
-            remedy = ", ".join(filter(None, [f"{STATES}={AUTO}", remedy]))
-        return parts, remedy
+    def on_slot(self) -> Parts:
+        """The parts of the largest rank, with the states that a slot has beside it."""
+        ranks = {name: rank for name in self.config.trained if (rank := self._rank(name)) is not None}
+        if not ranks:
+            return ()
+        beside = {name: self._beside(name, ranks) for name in ranks}
+        most = max(ranks, key=lambda name: ranks[name].peak + beside[name])
+        return (*parts_of(ranks[most]), *([(BESIDE, beside[most])] if beside[most] else []))
 
-    def _beside(
-        self, name: PolicyName, ranks: Mapping[PolicyName, RankBytes], ahead: int | None = None
-    ) -> int:
-        """Bytes of the states that a slot has beside that of ``name``: those that are loaded ``ahead``
+    def _beside(self, name: PolicyName, ranks: Mapping[PolicyName, RankBytes]) -> int:
+        """Bytes of the states that a slot has beside that of ``name``: those that are loaded ahead
         (``pool.states_per_slot`` decides), and the bases of adapters, which stay."""
         pool = self.config.pool
         assert isinstance(pool, SharedPoolConfig), "there are no slots without it"
-        ahead = pool.state_count - 1 if ahead is None else ahead
         lora = {other: self.config.policies[other].lora is not None for other in ranks}
         models = {other: self.config.policies[other].real_model.model_dump_json() for other in ranks}
         bases = {models[other]: rank.frozen for other, rank in ranks.items() if lora[other]}
@@ -197,7 +182,7 @@ class _Sizes:
             (rank.state - rank.frozen * lora[other] for other, rank in ranks.items() if other != name),
             reverse=True,
         )
-        return sum(states[:ahead]) + sum(bases.values())
+        return sum(states[: pool.state_count - 1]) + sum(bases.values())
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""
@@ -224,29 +209,14 @@ class _Sizes:
         staged = weights if policy.engine.stages_weights and not policy.served_as_adapter else 0
         return staged if _device_of(policy) != "cpu" else policy.engine.reserved_bytes + weights + staged
 
-    def _rank(self, name: PolicyName) -> tuple[RankLoad, RankBytes] | None:
+    def _rank(self, name: PolicyName) -> RankBytes | None:
         policy, shape = self.config.policies[name], self.shapes.get(name)
         if shape is None or (load := load_of(self.config, policy, shape, self.cards)) is None:
             return None
         # A rank has the most of the policy when the gang is as small as it may be.
         ranks = policy.trainer.fewest_ranks
         load = replace(load, ranks=ranks, replicas=policy.trainer.replicas_of(ranks))
-        return load, rank_bytes(shape, load)
-
-    def _remedy(self, name: PolicyName) -> str:
-        rank, cards = self._rank(name), self.cards
-        if rank is None or cards is None or rank[1].peak + CONTEXT_BYTES <= cards.room_bytes:
-            return ""
-        pool, trainer = self.config.pool, self.config.policies[name].trainer
-        places = Places(
-            key=f"policies.{name}",
-            cards=cards,
-            slots=pool.slot_count if isinstance(pool, SharedPoolConfig) else 0,
-            ranks=trainer.most_ranks,
-            has_fewest=trainer.min_ranks is not None,
-            spread=self.config.hosts.spread,
-        )
-        return nearest_fit(self.shapes[name], rank[0], places) or ""
+        return rank_bytes(shape, load)
 
 
 def _device_key(name: PolicyName, device: str) -> str:

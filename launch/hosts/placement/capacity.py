@@ -127,7 +127,7 @@ def capacity_of(host: HostDescription, *, share_gpus: bool, sharing: bool) -> Ho
     """``share_gpus``: GPUs that others use may be used. ``sharing``: one actor that trains and one that generates may
     be on the same GPU."""
     gpus = [
-        GpuCapacity(number, is_usable(gpu, share_gpus), gpu.uuid.startswith(_PART), usable_bytes(gpu))
+        GpuCapacity(number, is_usable(gpu, share_gpus), is_part(gpu), usable_bytes(gpu))
         for number, gpu in enumerate(host.gpus)
     ]
     usable = sum(gpu.usable for gpu in gpus)
@@ -138,6 +138,11 @@ def capacity_of(host: HostDescription, *, share_gpus: bool, sharing: bool) -> Ho
 def is_usable(gpu: Gpu, share_gpus: bool) -> bool:
     """True if no other program uses the GPU, or the config allows that (``hosts.share_gpus``)."""
     return share_gpus or not gpu.users
+
+
+def is_part(gpu: Gpu) -> bool:
+    """True for a part of a GPU (MIG)."""
+    return gpu.uuid.startswith(_PART)
 
 
 def usable_bytes(gpu: Gpu) -> int:

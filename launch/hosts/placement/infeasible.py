@@ -4,11 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from ....actors.config_base import AUTO
 from ..host_description import HostDescription
-from .capacity import UNKNOWN_BYTES, is_usable, usable_bytes
+from .capacity import UNKNOWN_BYTES, is_part, is_usable, usable_bytes
 from .plan import BESIDE, SHARE_GPUS, STATES, Need, Purpose
 
 _LESS = "a smaller engine.kv_cache_bytes"
+_LESS_TRAINING = (
+    "more trainer.ranks, trainer.activation_checkpointing, fewer trainer.tokens_per_forward, or lora need "
+    "less of it"
+)
 _WORDS: dict[Purpose, str] = {"training": "training", "generation": "the instances"}
 
 
@@ -24,7 +29,7 @@ def infeasible_reasons(
         if sum(need.gpus for need in gpu_needs) > sum(usable.values()):
             problems.append(_too_few(gpu_needs, purpose, hosts, usable))
         else:
-            problems += _too_wide(gpu_needs, hosts, usable)
+            problems += _too_wide(gpu_needs, hosts, share_gpus)
             problems += _too_few_on_head([need for need in gpu_needs if need.on_head], head_host, usable)
     problems += _gpu_memory(needs, hosts, share_gpus)
     problems += _memory_of_named(needs, head_host)
@@ -67,8 +72,10 @@ def _too_few(
     gpus_by_host = ", ".join(
         f"{usable[host.name]} on {host.name}{_note(host)}" for host in _sort_by_name(hosts)
     )
-    remedy = "take fewer" if purpose == "training" else "take fewer instances"
-    if any(need.purpose == "generation" and need.gpus == 1 for need in needs):
+    remedy = "take fewer trainer.ranks and pool.slots" if purpose == "training" else "take fewer instances"
+    if not any(host.gpus for host in hosts):
+        remedy = "write model.device=cpu, or plan hosts with GPUs by `flexmarl train RECIPE --on 1x8x80GiB`"
+    elif any(need.purpose == "generation" and need.gpus == 1 for need in needs):
         remedy += ", or model.device=cuda:0, on which all instances of a policy compute together"
     return (
         f"{_WORDS[purpose]} needs {sum(need.gpus for need in needs)} GPUs ({', '.join(parts)}), and there are "
@@ -95,10 +102,14 @@ def _part(key: str, needs: Sequence[Need]) -> str:
     return key if most == 1 else f"{key} with {most} for each"
 
 
-def _too_wide(
-    needs: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]
-) -> Iterator[str]:
-    """Instances with several GPUs: too many for one host, or more instances than the hosts have room for."""
+def _too_wide(needs: Sequence[Need], hosts: Sequence[HostDescription], share_gpus: bool) -> Iterator[str]:
+    """Instances with several GPUs: too many for one host, or more instances than the hosts have room for. A process
+    sees one part of a GPU (MIG) at most."""
+    usable = {
+        host.name: sum(is_usable(gpu, share_gpus) and not is_part(gpu) for gpu in host.gpus) for host in hosts
+    }
+    has_parts = any(is_part(gpu) for host in hosts for gpu in host.gpus)
+    parts = "; parts of GPUs (MIG) do not count: write engine.tensor_parallel=1" if has_parts else ""
     largest = max(_sort_by_name(hosts), key=lambda host: usable[host.name])
     most = usable[largest.name]
     for size in sorted({need.gpus for need in needs if need.gpus > 1}, reverse=True):
@@ -108,12 +119,12 @@ def _too_wide(
         if size > most:
             yield (
                 f"{keys}: an instance needs {size} GPUs of one host (engine.tensor_parallel), and the most are {most}, "
-                f"on {largest.name}{_in_use([largest], usable)}"
+                f"on {largest.name}{parts}{_in_use([largest], usable)}"
             )
         elif len(wide) > room:
             yield (
                 f"{keys}: {len(wide)} instances need {size} GPUs of one host each (engine.tensor_parallel), and the "
-                f"hosts have room for {room}; take fewer instances{_in_use(hosts, usable)}"
+                f"hosts have room for {room}; take fewer instances{parts}{_in_use(hosts, usable)}"
             )
 
 
@@ -138,9 +149,9 @@ def _parts(need: Need) -> str:
 def _remedy(need: Need) -> str:
     if need.purpose == "generation":
         return f"{_LESS}, or more GPUs by engine.tensor_parallel"
-    if need.remedy:
-        return f"it fits with {need.remedy}"
-    return "nothing that is known here makes it fit: take more GPUs, or a smaller model"
+    has_states = any(name == BESIDE for name, _ in need.parts)
+    one_state = f"{STATES}={AUTO}, " if has_states else ""
+    return f"{one_state}{_LESS_TRAINING}"
 
 
 def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
@@ -150,12 +161,8 @@ def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[s
             keys = ", ".join(dict.fromkeys(need.key for need in on_it))
             yield (
                 f"{keys}: {_gib(needed)} are needed on GPU {number} of {head.name}, which has "
-                f"{_gib(usable_bytes(gpu))}{_remedies(on_it)}; take fewer instances, or {_LESS}"
+                f"{_gib(usable_bytes(gpu))}; take fewer instances, or {_LESS}"
             )
-
-
-def _remedies(needs: Sequence[Need]) -> str:
-    return "".join(f"; {need.actor} alone fits with {need.remedy}" for need in needs if need.remedy)
 
 
 def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Iterator[str]:

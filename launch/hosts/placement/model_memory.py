@@ -74,7 +74,7 @@ def shape_of_model(model: ModelConfig, *, may_import: bool = True) -> ModelShape
             weights = without_ties(outline.state_dict(keep_vars=True))
             tensors = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         return shape_of(tensors, architecture)
-    except Exception:  # noqa: BLE001  # a library's, of any type: a head of no size divides by zero. ``_obstacle`` says why
+    except Exception:  # noqa: BLE001  # a library's, of any type; ``_obstacle`` says why
         return None
 
 

@@ -21,7 +21,6 @@ class Need:
 
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
     host, ``gpu_bytes``: of each GPU; 0 if they are not known. ``parts``: of the latter, or else of the former, by name.
-    ``remedy``: the settings with which it would fit a GPU; empty if there are none, or they are not known.
     ``shared_bytes``: of the host's memory for published weights and for states of a shared pool, once they are placed.
     ``beside``: the actor on whose host it is placed, if that has room; it stands before this need.
     ``gpus``: GPUs of its own, all on its host. ``named``: instead, the numbers of GPUs of the head, which it may share
@@ -39,7 +38,6 @@ class Need:
     named: tuple[int, ...] = ()
     gang: int | None = None
     parts: tuple[tuple[str, int], ...] = ()
-    remedy: str = ""
     shared_bytes: int = 0
     beside: str = ""
 

@@ -44,11 +44,6 @@ class RunPlacement:
         }
 
 
-def place_here(config: RunConfig) -> RunPlacement:
-    """Places all actors on this host. Raises DoesNotFit."""
-    return place_run(config, [describe_host()])
-
-
 def like_this_host(count: int) -> list[HostDescription]:
     """This host, and others that are made up: as large as this one."""
     host = describe_host()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Final
 
 from ....actors.inference.inference_config import VllmEngineConfig
@@ -17,8 +16,6 @@ from .model_memory import ITEM_BYTES
 
 CONTEXT_BYTES: Final = 2**30
 """CUDA's context, the libraries' workspaces and the allocator's gaps: an estimate."""
-
-_LEAST_TOKENS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,76 +106,15 @@ def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     return HostStateBytes(2 * published, state.moments + models, state.gradients)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The room for the ranks of a policy. ``key``: of the policy's settings. ``slots``: 0 without a pool of slots.
-    ``has_fewest``: the fewest ranks that the policy may have decide (``min_ranks``), of ``ranks``. ``spread``: slots
-    may be on all hosts."""
-
-    key: str
-    cards: Cards
-    slots: int
-    ranks: int
-    has_fewest: bool = False
-    spread: bool = False
-
-
-def nearest_fit(shape: ModelShape, load: RankLoad, places: Places) -> str | None:
-    """The settings with which a rank fits a card, with the fewest ranks that do, and the most tokens of a forward; None
-    if none do."""
-    room = places.cards.room_bytes
-    numbers = range(load.ranks, max(load.ranks, places.cards.count) + 1, load.replicas)
-    # Checkpointing before fewer tokens: it takes a third more time, but a sample that is longer than a forward may be
-    # is computed whole all the same, and no plan knows how long samples are.
-    for ranks, replicas, tokens, checkpoints in product(
-        numbers, dict.fromkeys((load.replicas, 1)), _halves(load.tokens), sorted({load.has_checkpoints, True})
-    ):
-        tried = replace(load, ranks=ranks, replicas=replicas, has_checkpoints=checkpoints, tokens=tokens)
-        if ranks > 1:  # a shared pool, which publishes from the host's memory
-            tried = replace(tried, in_shared_pool=True, publishes=0)
-        if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-            return ", ".join(_changes(load, tried, places))
-    if load.adapter is None:
-        tried = replace(load, adapter=(16, "all-linear"), publishes_adapter=True, has_checkpoints=True)
-        if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-            return ", ".join([f"{places.key}.lora={{rank: 16}}", *_changes(load, tried, places)])
-    return None
-
-
-def _halves(tokens: int) -> Iterator[int]:
-    """``tokens``, half of them and so on, as long as a GPU has rows enough."""
-    yield tokens
-    while (tokens := tokens // 2) >= _LEAST_TOKENS:
-        yield tokens
-
-
-def _changes(load: RankLoad, tried: RankLoad, places: Places) -> Iterator[str]:
-    if tried.ranks != load.ranks:
-        if not places.slots:
-            yield f"pool={{name: shared, slots: {tried.ranks}}}"
-        elif tried.ranks > places.slots:
-            yield f"pool.slots={tried.ranks}"
-        if tried.ranks > places.ranks or not places.has_fewest:
-            yield f"{places.key}.trainer.ranks={tried.ranks}"
-        if places.has_fewest:
-            yield f"{places.key}.trainer.min_ranks={tried.ranks}"
-        if tried.ranks > places.cards.on_head and not places.spread:
-            yield "hosts.spread=true"
-    if tried.replicas != load.replicas:
-        yield f"{places.key}.trainer.replicas={tried.replicas}"
-    if tried.has_checkpoints != load.has_checkpoints:
-        yield f"{places.key}.trainer.activation_checkpointing=true"
-    if tried.tokens != load.tokens:
-        yield f"{places.key}.trainer.tokens_per_forward={tried.tokens}"
-
-
 def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -> Iterator[str]:
     """A line for each setting that the model's shape does not allow, and for GPUs that no policy would use."""
     for name, policy in config.policies.items():
         engine, shape = policy.engine, shapes.get(name)
         if shape is None:
             continue
-        if not shape.key_heads or shape.heads % shape.key_heads:  # transformers builds such a model, which fails in its first forward
+        if (
+            not shape.key_heads or shape.heads % shape.key_heads
+        ):  # transformers builds such a model, which fails in its first forward
             yield (
                 f"policies.{name}.model: {shape.heads} attention heads are no multiple of {shape.key_heads} key heads, "
                 "which they share: no layer can compute them; correct the model's config"

@@ -19,8 +19,9 @@ from ....core.telemetry import get_logger
 from ...config.run_config import RunConfig
 from ...config.written_config import WrittenConfig
 from ...hosts import env
+from ...hosts.host_description import describe_host
+from ...hosts.placement.nearest_plan import plan_run
 from ...hosts.placement.plan import DoesNotFit
-from ...hosts.placement.run_placement import place_here
 from .data_comparison import DataComparison
 from .engine_checks import engine_problems, sink_problems
 from .network_checks import network_problems
@@ -62,7 +63,7 @@ def check_before_start(config: RunConfig, keys: WrittenConfig, notify: Notify = 
         *_of_models(findings["models"], config, keys),
     ]
     if not any(problem["part"] == "device" for problem in findings["models"]):
-        problems += dict.fromkeys(map(keys.in_text, _of_placement(config)))
+        problems += dict.fromkeys(_of_placement(config, keys))
     for warning in findings.get("warnings", ()):
         notify(f"warning: {keys.in_text(warning)}")
     if problems:
@@ -71,10 +72,10 @@ def check_before_start(config: RunConfig, keys: WrittenConfig, notify: Notify = 
     return env.cached_models_only() if findings["cached"] else {}
 
 
-def _of_placement(config: RunConfig) -> list[str]:
+def _of_placement(config: RunConfig, keys: WrittenConfig) -> list[str]:
     try:
         if config.network.listen is None:  # else other hosts may join
-            place_here(config)
+            plan_run(config, [describe_host()], keys, all_models=False)
     except DoesNotFit as error:
         return error.problems
     return []

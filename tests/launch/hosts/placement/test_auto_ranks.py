@@ -126,9 +126,7 @@ def test_the_fewest_ranks_of_a_policy_have_to_fit(monkeypatch: pytest.MonkeyPatc
         place_run(resolve("sort-digits", [*settings, ranks]), [host("a", 8, shared_memory=99 * GIB)])
 
     place(2)
-    with pytest.raises(
-        DoesNotFit, match=r"pool.slots=4: 1\d\d\.\d GiB .*it fits with policies.sorter.trainer.min_ranks=2"
-    ):
+    with pytest.raises(DoesNotFit, match=r"pool.slots=4: 1\d\d\.\d GiB "):
         place(1)
 
 
@@ -253,27 +251,6 @@ def test_states_are_two_where_nothing_is_planned_and_no_host_is_read() -> None:
     )
     assert isinstance(config.pool, SharedPoolConfig) and config.pool.states_per_slot == 2
     assert AllocatorConfig().state_count == 2 and AllocatorConfig(states_per_slot=1).state_count == 1
-
-
-@pytest.mark.parametrize("written", ["auto", "2", "1"])
-def test_what_has_no_room_is_refused_with_either_number(written: str) -> None:
-    """The nearest fit has more ranks; of a written number also that the plan may choose it."""
-    here = [host("a", 8, gpu_bytes=40 * GIB, shared_memory=999 * GIB)]
-    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
-    config = resolve("sort-digits", [*FIXED, f"pool.states_per_slot={written}"])
-    with pytest.raises(DoesNotFit) as refused:
-        place_shapes(with_chosen_ranks(config, lambda: here, shapes), here, shapes)
-    text = str(refused.value)
-    assert "pool.slots=2: " in text and "trainer.ranks=" in text
-    assert ("pool.states_per_slot=auto" in text) == (written == "2")
-
-
-def test_a_number_that_alone_does_not_fit_is_refused_with_the_setting() -> None:
-    here = [host("a", 8, shared_memory=999 * GIB)]
-    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
-    config = resolve("sort-digits", [*FIXED, "pool.states_per_slot=2"])
-    with pytest.raises(DoesNotFit, match=r"states beside it .*; it fits with pool.states_per_slot=auto$"):
-        place_shapes(config, here, shapes)
 
 
 def test_a_number_that_leaves_an_instance_on_the_same_gpu_no_room_is_refused_with_the_setting() -> None:

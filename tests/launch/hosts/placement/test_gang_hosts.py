@@ -62,7 +62,7 @@ def test_a_driver_too_old_for_pytorch_is_refused_on_any_host_that_has_actors_on_
     head = replace(host("a", 1), cuda="13.0", driver="580.1")
     said = refusal(config("agents.checker.instances=2"), head, old)
     assert said.startswith("PyTorch can't use the GPUs of b: it is built for CUDA 13.0")
-    assert said.endswith("needs the driver 580 or later, and 570.86.10 is installed")
+    assert "needs the driver 580 or later, and 570.86.10 is installed; install a newer driver, or" in said
     place_run(config("agent_defaults.model.device=cpu"), [head, old])
 
 

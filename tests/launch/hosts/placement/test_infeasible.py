@@ -30,7 +30,7 @@ def test_too_few_gpus_for_instances() -> None:
 
 def test_too_few_gpus_for_slots() -> None:
     assert refusal([trainer(), *slots(4)], host("n1", 3)) == (
-        "training needs 4 GPUs (pool.slots=4), and there are 3: 3 on n1; take fewer"
+        "training needs 4 GPUs (pool.slots=4), and there are 3: 3 on n1; take fewer trainer.ranks and pool.slots"
     )
 
 
@@ -51,6 +51,22 @@ def test_a_trainer_is_on_the_head() -> None:
 def test_the_reason_why_there_are_no_gpus() -> None:
     note = "CUDA_VISIBLE_DEVICES='' shows 0 of the 8 GPUs"
     assert f"and there are 0: 0 on n1 ({note});" in refusal(instances(1), host("n1", 0, note=note))
+
+
+def test_hosts_without_gpus_are_refused_with_what_helps_there() -> None:
+    assert refusal([trainer(), *slots(4)], host("n1", 0)).endswith(
+        "and there are 0: 0 on n1; write model.device=cpu, or plan hosts with GPUs by `flexmarl train RECIPE --on "
+        "1x8x80GiB`"
+    )
+
+
+def test_parts_of_a_gpu_are_no_gpus_of_an_instance_with_several() -> None:
+    whole = host("n1", 4)
+    parts = replace(whole, gpus=tuple(replace(gpu, uuid=f"MIG-{gpu.index}") for gpu in whole.gpus))
+    assert refusal(instances(1, 2), parts) == (
+        "policies.a.instances=1: an instance needs 2 GPUs of one host (engine.tensor_parallel), and the most are 0, on "
+        "n1; parts of GPUs (MIG) do not count: write engine.tensor_parallel=1"
+    )
 
 
 def test_an_instance_is_within_one_host() -> None:

@@ -15,13 +15,10 @@ from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.hosts.placement.training_bytes import (
-    CONTEXT_BYTES,
     Cards,
     HostStateBytes,
-    Places,
     host_state_bytes,
     load_of,
-    nearest_fit,
     shape_problems,
 )
 
@@ -89,50 +86,6 @@ def test_a_policy_of_one_rank_is_planned_with_a_range_of_its_weights_in_a_shared
         assert load is not None
         publishing.append(rank_bytes(sizes, load).publishing)
     assert publishing == [RANGE_BYTES, 3 * 2 * 10**9]
-
-
-@pytest.mark.parametrize(
-    ("places", "changes"),
-    [
-        ({"slots": 0}, "pool={name: shared, slots: 4}, policies.a.trainer.ranks=4"),
-        ({"slots": 2}, "pool.slots=4, policies.a.trainer.ranks=4"),
-        ({"slots": 4}, "policies.a.trainer.ranks=4"),
-        ({"slots": 4, "ranks": 4, "has_fewest": True}, "policies.a.trainer.min_ranks=4"),
-        (
-            {"slots": 2, "ranks": 2, "has_fewest": True},
-            "pool.slots=4, policies.a.trainer.ranks=4, policies.a.trainer.min_ranks=4",
-        ),
-        ({"slots": 4, "on_head": 2}, "policies.a.trainer.ranks=4, hosts.spread=true"),
-        ({"slots": 4, "on_head": 2, "spread": True}, "policies.a.trainer.ranks=4"),
-    ],
-)
-def test_the_nearest_settings_are_all_that_have_to_change(places: dict[str, Any], changes: str) -> None:
-    """10 billion parameters: 4 ranks fit cards with that room, 3 do not."""
-    cards = Cards(56 * GIB, 80 * GIB, count=8, on_head=places.get("on_head", 8))
-    others = {name: value for name, value in places.items() if name != "on_head"}
-    load = RankLoad(ranks=2, tokens=64, item_bytes=2, logits_bytes=LEAST_LOGITS_BYTES, in_shared_pool=True)
-    assert nearest_fit(shape(10**10), load, Places("policies.a", cards, **{"ranks": 2, **others})) == changes
-
-
-def test_checkpointing_comes_before_fewer_tokens_of_a_forward_and_before_more_ranks() -> None:
-    """Half the tokens alone would fit the first of these cards too."""
-    load = RankLoad(ranks=1, tokens=8192, item_bytes=2, logits_bytes=LEAST_LOGITS_BYTES, in_shared_pool=True)
-
-    def peak(**changes: Any) -> int:
-        return rank_bytes(shape(10**9), replace(load, **changes)).peak + CONTEXT_BYTES
-
-    def fit(room: int) -> str | None:
-        cards = Cards(room, 80 * GIB, count=8, on_head=8)
-        return nearest_fit(shape(10**9), load, Places("policies.a", cards, slots=8, ranks=1))
-
-    assert peak(has_checkpoints=True) < peak(tokens=4096) < peak()
-    checkpoints = "policies.a.trainer.activation_checkpointing=true"
-    assert fit(peak()) == ""
-    assert fit(peak() - 1) == fit(peak(tokens=4096)) == fit(peak(has_checkpoints=True)) == checkpoints
-    fewer = fit(peak(has_checkpoints=True) - 1)
-    assert fewer == f"{checkpoints}, policies.a.trainer.tokens_per_forward=4096"
-    least = peak(has_checkpoints=True, tokens=1024)
-    assert (fit(least) or "").startswith("policies.a.trainer.") and "ranks=2" in (fit(least - 1) or "")
 
 
 @pytest.mark.parametrize(
