@@ -50,11 +50,11 @@ def doctor(words: tuple[str, ...], as_json: bool, runs: Path, hosts: Path | None
       flexmarl doctor --runs /shared/runs --hosts hosts.txt
       flexmarl doctor path/to/recipe pool.slots=4
     """
-    given = _config_of(words)
+    resolved = _config_of(words)
     ssh_hosts = () if hosts is None else read_hosts(hosts)
     diagnosis = diagnose(runs)
     findings = asyncio.run(probe(ssh_hosts, diagnosis)) if ssh_hosts else []
-    plan = None if given is None else _plan(*given, diagnosis, findings)
+    plan = None if resolved is None else _plan(*resolved, diagnosis, findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]
         described = asdict(diagnosis) if hosts is None else {"here": asdict(diagnosis), "hosts": listed}

@@ -132,7 +132,7 @@ class _Search:
         for room, state in product(rooms, states):
             large = [name for name, load in loads.items() if self._fit(name, load, 0, room) != []]
             for names in (large, list(loads)):
-                adapted = [self._adapted(name, loads[name], room) for name in names]
+                adapted = [self._adapt(name, loads[name], room) for name in names]
                 if adapted and None not in adapted:
                     yield [*state, *(setting for change in adapted if change for setting in change)]
 
@@ -177,7 +177,7 @@ class _Search:
                 return settings + [f"{key}.tokens_per_forward={tokens}"] * (tokens != load.tokens)
         return None
 
-    def _adapted(self, name: PolicyName, load: RankLoad, room: int) -> Settings | None:
+    def _adapt(self, name: PolicyName, load: RankLoad, room: int) -> Settings | None:
         """The settings with which an adapter has room; those of ``_fit`` for a policy that has one."""
         if load.adapter is not None:
             return self._fit(name, load, 0, room)
@@ -206,7 +206,7 @@ class _Search:
         sizes = {name: self._instance_bytes(name, engine) for name, engine in engines.items()}
         large = [name for name, size in sizes.items() if size > self.cards.room_bytes]
         for devices, part in _ENGINES:
-            changes = {name: _changed(engines[name], devices, part) for name in large or engines}
+            changes = {name: _change_engine(engines[name], devices, part) for name in large or engines}
             if all(
                 self._instance_bytes(name, changed) <= self.cards.room_bytes
                 for name, changed in changes.items()
@@ -245,7 +245,7 @@ def _halves(tokens: int) -> Iterator[int]:
         yield tokens
 
 
-def _changed(engine: VllmEngineConfig, devices: int, part: int) -> VllmEngineConfig:
+def _change_engine(engine: VllmEngineConfig, devices: int, part: int) -> VllmEngineConfig:
     numbers = {
         "tensor_parallel": engine.tensor_parallel * devices,
         "kv_cache_bytes": engine.kv_cache_bytes // part,

@@ -112,12 +112,11 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
         engine, shape = policy.engine, shapes.get(name)
         if shape is None:
             continue
-        if (
-            not shape.key_heads or shape.heads % shape.key_heads
-        ):  # transformers builds such a model, which fails in its first forward
+        # transformers builds such a model, which fails in its first forward.
+        if not shape.key_heads or shape.heads % shape.key_heads:
             yield (
-                f"policies.{name}.model: {shape.heads} attention heads are no multiple of {shape.key_heads} key heads, "
-                "which they share: no layer can compute them; correct the model's config"
+                f"policies.{name}.model: {shape.key_heads} key heads do not divide the {shape.heads} attention heads "
+                "that share them, and layers can't compute that; correct the model's config"
             )
             continue
         if not isinstance(engine, VllmEngineConfig):

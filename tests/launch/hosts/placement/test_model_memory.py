@@ -130,7 +130,9 @@ def test_impossible_numbers_of_a_config_are_reasons_too(change: str, reason: str
 
 def test_heads_that_key_heads_do_not_divide_are_refused_by_the_plan() -> None:
     config = resolve("sort-digits", ["agents.sorter.model.config.num_attention_heads=3"])
-    with pytest.raises(DoesNotFit, match="policies.sorter.model: 3 attention heads are no multiple of 2 key"):
+    with pytest.raises(
+        DoesNotFit, match="policies.sorter.model: 2 key heads do not divide the 3 attention heads"
+    ):
         place_run(config, [describe_host()], all_models=True)
 
 
