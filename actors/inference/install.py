@@ -128,6 +128,6 @@ async def _answer(engine: Engine, number: int, expected: LikelyTokens, adapter: 
         return Answer(math.inf)
     except PromptTooLong:
         return None
-    others = () if routes is None or result.routes is None else other_choices(routes, result.routes)
+    choices = () if routes is None or result.routes is None else other_choices(routes, result.routes)
     difference = least_difference(expected, result.tokens[0], result.logprobs[0])
-    return Answer(difference, others, replayed is not None)
+    return Answer(difference, choices, replayed is not None)

@@ -70,10 +70,10 @@ def other_choices(expected: Routes, chosen: Routes) -> tuple[float, ...]:
     two are not of the same tokens and layers."""
     if expected.shape != chosen.shape:
         return ()
-    others = ~(chosen[..., None] == expected[..., None, :]).any(-1)
+    is_other = ~(chosen[..., None] == expected[..., None, :]).any(-1)
     # A layer without experts has any numbers, mostly zeros.
     has_experts = (expected != expected[:1, :, :1]).any((0, 2))
-    return tuple(np.where(has_experts, others.mean((0, 2)), 0.0).tolist())
+    return tuple(np.where(has_experts, is_other.mean((0, 2)), 0.0).tolist())
 
 
 def _worst_layer(answers: Sequence[Answer]) -> tuple[int, float]:
