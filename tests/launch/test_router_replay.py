@@ -87,9 +87,8 @@ def test_every_trained_sample_has_the_routes_of_its_tokens(
 ) -> None:
     with trained_samples() as trained, replays_of_proofs() as replays:
         run = train(runs_here, f"replay-{request.node.callspec.id.replace(' ', '-')}", REPLAY, *settings)
-    shares = {
-        line.get("replayed_share/solver") for line in run.metrics
-    }  # without in a step without a gradient
+    # None: a step without a gradient
+    shares = {line.get("replayed_share/solver") for line in run.metrics}
     assert 1.0 in shares <= {1.0, None}
     assert len(replays) >= 8 and all(replays), "the proof of the first version"
     assert len(trained) >= sum(line.get("samples/solver", 0) for line in run.metrics) > 0
