@@ -46,7 +46,7 @@ def trained_samples() -> Iterator[list[Sample]]:
 
 @contextmanager
 def replays_of_proofs() -> Iterator[list[bool]]:
-    """Whether the engines have computed with the experts of each prompt of a probe within it, as the trainer did."""
+    """Notes for each prompt of a probe within it: the engine computed with its experts, and would have chosen them."""
     replays: list[bool] = []
     replay = TransformersEngine.replay
 

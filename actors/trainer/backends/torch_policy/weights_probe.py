@@ -52,7 +52,7 @@ def weights_probe(models: TrainedModels, name: PolicyName, version: int) -> tupl
 
 
 def _routes(recorder: RouteRecorder | None) -> Sequence[Routes | None]:
-    """Of each prompt, after the forward."""
+    """The routes of each prompt, after the forward."""
     unknown = [None] * PROMPTS
     if recorder is None:
         return unknown

@@ -198,7 +198,7 @@ def share_of(gang: GangRank, setup: PolicySetup, samples: list[Sample]) -> float
 
 
 def test_ranks_and_later_updates_count_all_tokens() -> None:
-    """Of every third sample no experts are known."""
+    """Every third sample comes without experts."""
     samples = [
         replace(row, columns={}) if number % 3 == 0 else row
         for number, row in enumerate(routed(make_samples(0)))
