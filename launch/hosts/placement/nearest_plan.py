@@ -29,7 +29,9 @@ from .plan import STATES, DoesNotFit
 from .run_placement import RunPlacement, cards_of, place_run, place_shapes
 from .training_bytes import CONTEXT_BYTES, Cards, load_of
 
-_MOST_TRIED: Final = 60
+_MOST_TRIED: Final = 40
+_MOST_GPUS_TRIED: Final = 640
+"""GPUs of all tries together: a search for places takes seconds on a hundred of them."""
 _LEAST_TOKENS: Final = 1024
 _ENGINES: Final = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1))
 """Changes of an instance: times as many GPUs, and a part of its keys and values."""
@@ -45,7 +47,7 @@ def plan_run(
     all_models: bool = True,
 ) -> tuple[RunConfig, RunPlacement]:
     """The config with the numbers that are left to the plan, and the place of each actor. Raises DoesNotFit, with the
-    keys that were written; ``keys``, ``all_models``: see ``nearest_settings``, ``known_shapes``."""
+    keys that were written; ``keys``, ``all_models``: see ``with_nearest``, ``known_shapes``."""
     try:
         chosen = with_chosen_ranks(config, lambda: hosts)
         return chosen, place_run(chosen, hosts, all_models=all_models)
@@ -81,7 +83,8 @@ def nearest_settings(
     if cards is None:
         return []
     search = _Search(config, with_chosen_ranks(config, lambda: hosts, shapes), shapes, cards)
-    for settings in islice(search.candidates(len(hosts)), _MOST_TRIED):
+    tries = min(_MOST_TRIED, max(3, _MOST_GPUS_TRIED // cards.count))
+    for settings in islice(search.candidates(len(hosts)), tries):
         try:
             changed = with_overrides(config, settings, "the nearest plan")
             place_shapes(with_chosen_ranks(changed, lambda: hosts, shapes), hosts, shapes)
@@ -107,8 +110,9 @@ class _Search:
             spread = spread[:1]
         engines = list(self._engine_changes())
         seen: set[tuple[str, ...]] = {()}
-        for training in self._training_changes():
-            for reach, engine in product(spread, engines):
+        # Without a change of instances first: a search for places takes long on many hosts.
+        for trainings in (list(self._training_changes()), list(self._adapter_changes())):
+            for engine, training, reach in product(engines, trainings, spread):
                 settings = [*training, *reach, *engine]
                 if tuple(settings) not in seen:
                     seen.add(tuple(settings))
@@ -116,20 +120,28 @@ class _Search:
 
     # ------------------------------------------------------------------ training
 
-    def _training_changes(self) -> Iterator[Settings]:
+    def _states(self) -> list[Settings]:
         pool = self.config.pool
         has_states = isinstance(pool, SharedPoolConfig) and pool.states_per_slot not in (AUTO, 1)
-        states = [[], [f"{STATES}={AUTO}"]] if has_states else [[]]
-        loads = self._loads()
-        # Beside an instance a rank has less than a GPU.
-        rooms = dict.fromkeys((self.cards.room_bytes, self.cards.room_bytes - self._largest_instance()))
-        for ranks, room in product(self._numbers(loads), rooms):
+        return [[], [f"{STATES}={AUTO}"]] if has_states else [[]]
+
+    def _rooms(self) -> list[int]:
+        """Bytes for a rank: a GPU, and less beside an instance."""
+        room = self.cards.room_bytes
+        return list(dict.fromkeys((room, room - self._largest_instance())))
+
+    def _training_changes(self) -> Iterator[Settings]:
+        loads, states = self._loads(), self._states()
+        for ranks, room in product(self._numbers(loads), self._rooms()):
             changes = [self._fit(name, load, ranks, room) for name, load in loads.items()]
             if None not in changes:
                 for state in states:
                     pools = self._pool_changes(ranks)
                     yield [*state, *pools, *(setting for change in changes if change for setting in change)]
-        for room, state in product(rooms, states):
+
+    def _adapter_changes(self) -> Iterator[Settings]:
+        loads = self._loads()
+        for room, state in product(self._rooms(), self._states()):
             large = [name for name, load in loads.items() if self._fit(name, load, 0, room) != []]
             for names in (large, list(loads)):
                 adapted = [self._adapt(name, loads[name], room) for name in names]
@@ -154,9 +166,13 @@ class _Search:
         return is_pool and self.config.policies[name].trainer.ranks == AUTO
 
     def _numbers(self, loads: Mapping[PolicyName, RankLoad]) -> list[int]:
-        """Numbers of ranks, 0 for those that the config has."""
+        """Numbers of ranks, 0 for those that the config has: doubles, as each number takes a search for places."""
         written = [load.ranks for name, load in loads.items() if not self._is_auto(name)]
-        return [0, *range(min(written) + 1, self.cards.count + 1)] if written else [0]
+        least, numbers = 2 * min(written, default=self.cards.count), [0]
+        while least < self.cards.count:
+            numbers.append(least)
+            least *= 2
+        return [*numbers, self.cards.count] if written and min(written) < self.cards.count else [0]
 
     def _fit(self, name: PolicyName, load: RankLoad, ranks: int, room: int) -> Settings | None:
         """The settings with which a rank has room on as many ranks, or on its own; None without any."""
