@@ -142,7 +142,9 @@ def test_a_simulation_plays_the_states_of_its_plan(
 
 
 def test_a_number_of_states_without_room_is_refused_as_that_of_a_real_run() -> None:
-    with pytest.raises(DoesNotFit, match="97.2 GiB are needed on each GPU .*; pool.states_per_slot=auto, more"):
+    with pytest.raises(
+        DoesNotFit, match="97.2 GiB are needed on each GPU .*; pool.states_per_slot=auto, more"
+    ):
         simulated_config(read_scenario(scenario_file("merchant-assistant"), ["pool.states_per_slot=2"]))
 
 
