@@ -1,5 +1,6 @@
 """Architectures and tokenizers as a ``ModelConfig`` names them: the parts of a model that need no torch."""
 
+import difflib
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -36,6 +37,19 @@ def architecture_of(model: ModelConfig, *, local_files_only: bool = False) -> Pr
         # They serve a loss of supervised training alone, and transformers computes it in every forward.
         decoder.output_router_logits = False
     return architecture
+
+
+def misspelt_keys(model: ModelConfig) -> dict[str, str]:
+    """Keys of ``config`` that its architecture does not have, each with the one that is nearly the same: architectures
+    keep keys of any name, and compute as without them. ``config`` must be one that ``architecture_of`` takes."""
+    config = model.config or {}
+    if not config:
+        return {}
+    default = AutoConfig.for_model(config["model_type"])
+    names = [*default.to_dict(), *default.attribute_map]
+    # A key that is like none of them may be right: models read some that have no default.
+    near = {key: difflib.get_close_matches(key, names, 1, 0.8) for key in config if not hasattr(default, key)}
+    return {key: matches[0] for key, matches in near.items() if matches}
 
 
 def rotation_limit(architecture: PreTrainedConfig) -> int | None:

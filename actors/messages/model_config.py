@@ -29,8 +29,8 @@ class ModelConfig(Config):
     configuration has the one that is chosen."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """Device for training and generation: `cpu`, `cuda` or `cuda:0`. With `cuda` each instance has GPUs of its own
-    (`tensor_parallel` of them), and so has training; with `cuda:0` all instances of the policy, and its training, share
-    that one: see [Places of actors](operating.md#places-of-actors)."""
+    (`tensor_parallel` of them), and so has training; with `cuda:0` all instances of the policy share that one, and so
+    does training in the pool `static`: see [Places of actors](operating.md#places-of-actors)."""
 
     router_replay: bool = False
     """Replay of the engine's experts in the trainer (R3), for a [mixture of experts](algorithms.md#router-replay): its

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from ....actors.messages import ModelConfig
-from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_experts
+from ....actors.model_sources import architecture_of, load_tokenizer, misspelt_keys, routes_to_experts
 from ....actors.names import PolicyName
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
@@ -35,14 +35,15 @@ _ERROR_COLUMNS = 200
 _EXPERTS = (
     "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
     "the engine and the trainer choose different ones, and their probabilities of a token differ by more than "
-    "rounding. model.router_replay=true has the trainer take the engine's choices; else watch ratio_deviation: "
-    "algorithm.correction=icepop leaves such tokens out"
+    "rounding. model.router_replay=true has the trainer take the engine's choices, if its routers can be replayed; "
+    "else watch ratio_deviation: algorithm.correction=icepop leaves such tokens out"
 )
 """A mismatch between engine and trainer that routing adds."""
 _NOT_PROVEN = (
     ". weights.probe_bound may have to be larger, or an instance is given up for such a choice: the engine {engine} "
     "can't take the trainer's"
 )
+_MISSPELT = "policy {policy}: the model computes as without {key} in model.config; do you mean {near}?"
 _NO_EXPERTS = "the model has no experts whose choice could be replayed: leave router_replay out"
 _NOT_REPLAYED = (
     "{problem}: leave router_replay out. algorithm.correction=icepop leaves out the tokens whose probability another "
@@ -133,7 +134,11 @@ def model_findings(config: RunConfig) -> ModelFindings:
                     findings.warnings += warnings
         if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
-        elif (too_long := _context_problem(config, name)) is not None:
+            continue
+        findings.warnings += [
+            _MISSPELT.format(policy=name, key=key, near=near) for key, near in misspelt_keys(model).items()
+        ]
+        if (too_long := _context_problem(config, name)) is not None:
             findings.problems.append(too_long)
         elif policy.replays_routes and (text := _replay_problem(model, findings.cached)):
             findings.problems.append(ModelProblem(name, "router_replay", "true", text))

@@ -63,6 +63,17 @@ def test_routers_that_can_not_be_replayed_are_refused_by_the_config_of_their_mod
     assert not model_findings(resolve("sort-digits", [model])).problems
 
 
+def test_a_misspelt_key_of_a_models_config_is_warned_about() -> None:
+    """Beside the recipe's own. Keys that only some models of an architecture have may be meant."""
+    written = (
+        "agents.sorter.model.config={model_type: qwen2, hiden_size: 64, head_dim: 16, sliding_windows: 9}"
+    )
+    assert model_findings(resolve("sort-digits", [written])).warnings == [
+        f"policy sorter: the model computes as without {key} in model.config; do you mean {near}?"
+        for key, near in (("hiden_size", "hidden_size"), ("sliding_windows", "sliding_window"))
+    ]
+
+
 def test_sequences_longer_than_a_models_are_refused() -> None:
     findings = model_findings(resolve("sort-digits", ["agents.sorter.engine.max_context=33"]))
     (problem,) = findings.problems
