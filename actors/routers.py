@@ -204,15 +204,15 @@ def replay_routes(model: nn.Module) -> None:
     _replay(_routers(model, records=False))
 
 
-def _replay(every: Sequence[_Router]) -> None:
+def _replay(routers: Sequence[_Router]) -> None:
     # An argument that goes down to the layers, and no attribute for the time of a forward: a layer that is recomputed
     # in the backward would find the routes of another forward there.
     layers: dict[int, list[_Router]] = {}
-    for router in every:
+    for router in routers:
         layers.setdefault(id(router.layer_module), []).append(router)
-    for routers in layers.values():
-        layer: Any = routers[0].layer_module
-        layer.forward = partial(_replaying_forward, routers, layer.forward)
+    for of_layer in layers.values():
+        layer: Any = of_layer[0].layer_module
+        layer.forward = partial(_replaying_forward, of_layer, layer.forward)
 
 
 def _replaying_forward(

@@ -84,7 +84,7 @@ def _worst_layer(answers: Sequence[Answer]) -> tuple[int, float]:
 
 
 def choice_problem(answers: Sequence[Answer]) -> str:
-    """Names the router that chooses too many other experts; empty if there is none."""
+    """The words for the router that chooses too many other experts; empty without such a router."""
     layer, share = _worst_layer(answers)
     if share <= CHOICE_BOUND:
         return ""

@@ -137,7 +137,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         figures,
         GOALS,
         described,
-        rounds={key: [rounded(one[key]) for one in rounds] for key in rounds[0]},
+        rounds={key: [rounded(rates[key]) for rates in rounds] for key in rounds[0]},
     )
 
 

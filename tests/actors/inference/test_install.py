@@ -249,18 +249,18 @@ async def test_an_engine_that_chose_other_experts_and_can_not_replay_has_a_wider
 async def test_a_router_that_makes_other_choices_is_named_although_the_answers_are_right(
     installer: Installer, transport: StateTransport
 ) -> None:
-    others = ROUTES.copy()
-    others[:, 1] = 5, 6
+    turned = ROUTES.copy()
+    turned[:, 1] = 5, 6
     weights = await published(transport, ROUTED)
     with pytest.raises(
         EngineFailed, match="the router of layer 1 makes other choices than the trainer's in 100%"
     ):
-        await installer.install(ReplayingEngine(others, RIGHT, RIGHT), weights, "", 0.01)
-    healed = ReplayingEngine(others, RIGHT, RIGHT)
+        await installer.install(ReplayingEngine(turned, RIGHT, RIGHT), weights, "", 0.01)
+    healed = ReplayingEngine(turned, RIGHT, RIGHT)
     load = healed.load
 
     async def heal(handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
-        healed.chosen = ROUTES if healed.loads else others
+        healed.chosen = ROUTES if healed.loads else turned
         return await load(handle, transport, adapter)
 
     healed.load = heal  # type: ignore[method-assign]

@@ -38,11 +38,17 @@ def cards(count: int, gib: int, name: str = "a") -> HostDescription:
             [cards(8, 80)],
             ["policies.sorter.trainer.min_ranks=2"],
         ),
-        ([*AUTO, "pool=static"], [cards(8, 90)], ["pool={name: shared, slots: 2}"]),
+        ([*TWO], [cards(8, 60)], ["pool.slots=4", "policies.sorter.trainer.ranks=4"]),
+        ([*AUTO, "pool={name: static}"], [cards(8, 90)], ["pool={name: shared, slots: 2}"]),
         (
             [*AUTO, "agent_defaults.trainer.tokens_per_forward=262144"],
             [cards(4, 80)],
             [CHECKPOINTS],
+        ),
+        (
+            [*AUTO, "agent_defaults.trainer.tokens_per_forward=1048576"],
+            [cards(4, 80)],
+            [CHECKPOINTS, "policies.sorter.trainer.tokens_per_forward=524288"],
         ),
         (
             [*AUTO],
@@ -56,18 +62,27 @@ def cards(count: int, gib: int, name: str = "a") -> HostDescription:
         ),
         ([*AUTO, ENGINES], [cards(3, 90)], ["policies.checker.engine.kv_cache_bytes=21474836480"]),
     ],
-    ids=["states", "fewest ranks", "a pool", "checkpointing", "hosts", "an adapter", "instances"],
+    ids=[
+        "states",
+        "fewest ranks",
+        "more slots",
+        "a pool",
+        "checkpointing",
+        "fewer tokens",
+        "hosts",
+        "an adapter",
+        "instances",
+    ],
 )
 def test_settings_that_help_are_those_of_the_whole_run(
     settings: Sequence[str], hosts: Sequence[HostDescription], nearest: Sequence[str]
 ) -> None:
-    given = [*AUTO, "pool={name: static}"] if "pool=static" in settings else settings
-    config = resolve("sort-digits", list(given))
+    config = resolve("sort-digits", list(settings))
     with pytest.raises(DoesNotFit):
         place_shapes(with_chosen_ranks(config, lambda: hosts, SHAPES), hosts, SHAPES)
-    found = nearest_settings(config, hosts, SHAPES)
-    assert set(nearest) <= set(found), found
-    changed = with_overrides(config, found, "the changed config")
+    changes = nearest_settings(config, hosts, SHAPES)
+    assert set(nearest) <= set(changes), changes
+    changed = with_overrides(config, changes, "the changed config")
     place_shapes(with_chosen_ranks(changed, lambda: hosts, SHAPES), hosts, SHAPES)
 
 

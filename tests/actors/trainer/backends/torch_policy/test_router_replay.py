@@ -51,11 +51,11 @@ def routed(samples: Sequence[Sample], seed: int = 0) -> list[Sample]:
     def routes(tokens: tuple[int, ...]) -> NDArray[Any]:
         rows = []
         for end in range(1, len(tokens)):
-            known = of_beginning.setdefault(
+            experts = of_beginning.setdefault(
                 tokens[:end],
                 np.array([rng.permutation(EXPERTS)[:2] for _ in range(LAYERS)], np.uint8),
             )
-            rows.append(known)
+            rows.append(experts)
         return np.stack(rows)
 
     return [
@@ -104,8 +104,8 @@ def test_the_log_probabilities_are_those_of_routers_that_choose_the_same() -> No
             logits = plain.model(tokens[:, :-1]).logits[0, len(sample.prompt_tokens) - 1 :]
         logprobs = (logits / sample.temperature).log_softmax(-1)
         expected = logprobs.gather(1, torch.tensor(sample.tokens)[:, None])[:, 0]
-        found = np.array(sample.logprobs) + compared[sample.sample_id].differences
-        assert found == pytest.approx(expected.numpy(), abs=5e-3)  # the record rounds them
+        logprobs_here = np.array(sample.logprobs) + compared[sample.sample_id].differences
+        assert logprobs_here == pytest.approx(expected.numpy(), abs=5e-3)  # the record rounds them
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,10 @@ def padded() -> Trained:
 )
 def test_any_forward_has_the_same_gradient(trainer: dict[str, Any], padded: Trained) -> None:
     setup = mixture_setup(trainer=TorchTrainerConfig(**trainer))
-    found = train(ALONE, setup, calls_of(SAMPLES))
-    assert error(found.gradients, padded.gradients) < 1e-6
-    gates = [name for name in found.gradients if name.endswith("gate.weight")]
-    assert len(gates) == LAYERS and all(np.abs(found.gradients[name]).max() > 1e-6 for name in gates)
+    trained = train(ALONE, setup, calls_of(SAMPLES))
+    assert error(trained.gradients, padded.gradients) < 1e-6
+    gates = [name for name in trained.gradients if name.endswith("gate.weight")]
+    assert len(gates) == LAYERS and all(np.abs(trained.gradients[name]).max() > 1e-6 for name in gates)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -145,13 +145,13 @@ def test_ranks_have_the_same_gradient(size: int, padded: Trained) -> None:
 def test_other_experts_are_another_gradient_and_unknown_ones_are_the_routers(padded: Trained) -> None:
     other = train(ALONE, mixture_setup(), calls_of(routed(make_conversations(0), seed=1)))
     assert error(other.gradients, padded.gradients) > 0.05
-    own = train(ALONE, gang_setup(ALGORITHM, **MIXTURE), calls_of(make_conversations(0)))
+    routers = train(ALONE, gang_setup(ALGORITHM, **MIXTURE), calls_of(make_conversations(0)))
     unknown = [
         replace(sample, columns={ROUTES_COLUMN: np.full_like(sample.columns[ROUTES_COLUMN], 255)})
         for sample in SAMPLES
     ]
     for samples in (make_conversations(0), unknown):
-        assert error(train(ALONE, mixture_setup(), calls_of(samples)).gradients, own.gradients) < 1e-9
+        assert error(train(ALONE, mixture_setup(), calls_of(samples)).gradients, routers.gradients) < 1e-9
 
 
 def test_references_and_critics_choose_their_experts() -> None:
@@ -169,11 +169,11 @@ def test_references_and_critics_choose_their_experts() -> None:
 
 def test_an_adapter_replays_in_its_base() -> None:
     lora = LoraConfig(rank=3, alpha=7, targets=("q_proj", "o_proj"))
-    found, other = (
+    first, second = (
         train(ALONE, mixture_setup(lora=lora), calls_of(routed(make_conversations(0), seed)))
         for seed in (0, 1)
     )
-    assert error(found.gradients, other.gradients) > 0.05
+    assert error(first.gradients, second.gradients) > 0.05
 
 
 def test_the_share_of_tokens_that_were_replayed_is_a_figure() -> None:

@@ -81,9 +81,9 @@ def test_an_engine_with_the_published_weights_agrees(kind: str) -> None:
     policy.optimizer_step()
     probe = policy.probe()
     assert len(probe) == PROMPTS
-    found = differences(setup, policy.weights(), probe)
+    measured = differences(setup, policy.weights(), probe)
     rounding = 1e-4 if setup.real_model.dtype == "float32" else PROBE_BOUNDS["bfloat16"] / 3
-    assert max(found) < rounding, found
+    assert max(measured) < rounding, measured
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_all_ranks_of_a_gang_have_the_probe_of_one_rank(ranks: Ranks, kind: str)
     assert expected[0][0].logprobs != expected[1][0].logprobs
     tolerance = 1e-5 if setup.real_model.dtype == "float32" else PROBE_BOUNDS["bfloat16"] / 3
     for probe, of_one in zip(gang[0], expected, strict=True):
-        for found, reference in zip(probe, of_one, strict=True):
-            assert least_difference(reference, found.tokens[0], found.logprobs[0]) < tolerance
+        for answer, reference in zip(probe, of_one, strict=True):
+            assert least_difference(reference, answer.tokens[0], answer.logprobs[0]) < tolerance
 
 
 # ----------------------------------------------------------------------- mixtures of experts
@@ -237,9 +237,9 @@ def test_a_trainer_that_replays_routes_probes_with_its_own() -> None:
     model = plain.real_model.model_copy(update={"router_replay": True})
     replaying = plain.model_copy(update={"model": model})
     probes = [mixture_of(setup).probe() for setup in (plain, replaying)]
-    for one, other in zip(*probes, strict=True):
-        assert one == other and one.routes is not None and other.routes is not None
-        assert np.array_equal(one.routes.array(), other.routes.array())
+    for first, second in zip(*probes, strict=True):
+        assert first == second and first.routes is not None and second.routes is not None
+        assert np.array_equal(first.routes.array(), second.routes.array())
 
 
 def probed_routes(gang: GangRank, setup: PolicySetup) -> tuple[list[NDArray[Any]], bool]:
