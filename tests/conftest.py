@@ -21,6 +21,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch.hosts import env
 
 from .cpu_seconds import CpuSecondsPlugin
+from .deadline import DeadlinePlugin
 from .independent_tests import IndependentTestsPlugin
 from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin
@@ -62,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LeftOutPlugin())
     cpu_seconds = CpuSecondsPlugin(config)
     config.pluginmanager.register(cpu_seconds)
-    config.pluginmanager.register(SecondPassPlugin(config, cpu_seconds))
+    config.pluginmanager.register(SecondPassPlugin(cpu_seconds))
+    config.pluginmanager.register(DeadlinePlugin())
     config.pluginmanager.register(VllmPlugin())
     config.pluginmanager.register(IndependentTestsPlugin())
 

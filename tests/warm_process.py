@@ -122,8 +122,6 @@ class Template:
         if _usual(environment) != self._environment or (on and tuple(on[:-1]) != _ENTER):
             return None
         words = (code, list(arguments), dict(environment), str(Path.cwd()), on[-1] if on else "")
-        # As Popen does: the file of this test is one of those that start processes (second_pass.py).
-        sys.audit("subprocess.Popen", sys.executable, ["-c", *arguments], None, words[2])
         return WarmProcess(self, self.ask("start", *words, descriptors=(output,)))
 
     def _open(self, environment: Mapping[str, str]) -> None:
