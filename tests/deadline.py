@@ -1,4 +1,4 @@
-"""Ends a session in time: with ``FLEXMARL_TESTS_END``, seconds since the epoch, tests that would begin later are left out.
+"""Ends a session in time: tests that would begin after ``FLEXMARL_TESTS_END``, seconds since the epoch, are left out.
 
 CI's later passes have one: on a machine with half the speed they try less, in place of CI failing as a whole.
 """

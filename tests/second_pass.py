@@ -1,9 +1,9 @@
 """Leaves the costly tests of each file out of a second pass, which has another Python and fewer programs.
 
-Each session records the CPU seconds of its tests in pytest's cache. With ``FLEXMARL_SECOND_PASS=1`` a session runs, of each
-file, the cheapest tests that take ``FILE_S`` together, at least one: each module is imported, its fixtures are made and
-its common paths run with the other Python, in a sixth of the time. The costly tests are whole runs, and further values:
-they try more of flexmarl, not more of Python. Nobody keeps a list of them.
+Each session records the CPU seconds of its tests in pytest's cache. With ``FLEXMARL_SECOND_PASS=1`` a session runs, of
+each file, the cheapest tests that take ``FILE_S`` together, at least one: each module is imported and its common paths
+run with the other Python, in a fraction of the time. The costly tests are whole runs, and further values: they try more
+of flexmarl, not more of Python. Nobody keeps a list of them.
 """
 
 import os
@@ -56,7 +56,7 @@ class SecondPassPlugin:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._left_out:
             terminalreporter.line(
-                f"{self._left_out} tests were left out: of each file the cheapest tests have run, {FILE_S:g} CPU s together"
+                f"{self._left_out} tests were left out: of each file the cheapest have run, {FILE_S:g} CPU s together"
             )
 
 

@@ -75,8 +75,16 @@ def test_the_cheapest_tests_of_each_file_run_again(processes: int, tmp_path: Pat
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_values.py").write_text(VALUES)
     (tmp_path / "test_process.py").write_text(PROCESS)
-    cheap = {"test_values.py::test_cases[0.0]", "test_values.py::test_cases[0.05]", "test_process.py::test_process"}
-    costly = {"test_values.py::test_cases[0.08]", "test_values.py::test_costly", "test_process.py::test_costly"}
+    cheap = {
+        "test_values.py::test_cases[0.0]",
+        "test_values.py::test_cases[0.05]",
+        "test_process.py::test_process",
+    }
+    costly = {
+        "test_values.py::test_cases[0.08]",
+        "test_values.py::test_costly",
+        "test_process.py::test_costly",
+    }
     tests, output = run(tmp_path, processes)
     assert tests == cheap | costly and "left out" not in output
     tests, output = run(tmp_path, processes, FLEXMARL_SECOND_PASS="1")

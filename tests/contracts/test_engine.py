@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +26,17 @@ from flexmarl.transport.errors import StateMismatch
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
 
+from ..actors.inference.engines.vllm_engines import LentEngine
+
 MAX_CONTEXT = 64
 LLAMA = {
     "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
     "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
 }  # fmt: skip
+
+# vLLM's attention on CPUs needs heads of 32 or more.
+VLLM_MODEL = ModelConfig(config=LLAMA | {"head_dim": 32}, tokenizer="none")
+VLLM_OPTIONS = VllmEngineConfig(max_batch=2, kv_cache_bytes=2**24)
 
 
 @dataclass
@@ -47,14 +55,25 @@ async def _embedded() -> Subject:
     return Subject(engine, _drawn_for(model))
 
 
-async def _vllm() -> Subject:
+@functools.cache
+def _vllm_for_all() -> Any:
+    """One engine for all tests: vLLM needs five seconds for another. ``LentEngine`` makes it as a new one."""
     from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
 
-    # vLLM's attention on CPUs needs heads of 32 or more.
-    outline = outline_of(ModelConfig(config=LLAMA | {"head_dim": 32}, tokenizer="none"))
-    options = VllmEngineConfig(max_batch=2, kv_cache_bytes=2**24)
-    engine = await ThreadedEngine.open(lambda: VllmEngine(outline, [], options))
-    return Subject(engine, _drawn_for(outline), exact_draws=options.exact_draws)
+    return VllmEngine(outline_of(VLLM_MODEL), [], VLLM_OPTIONS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended_vllm() -> Iterator[None]:
+    yield
+    if _vllm_for_all.cache_info().currsize:
+        _vllm_for_all().close()
+        _vllm_for_all.cache_clear()
+
+
+async def _vllm() -> Subject:
+    engine = await ThreadedEngine.open(lambda: LentEngine(_vllm_for_all()))
+    return Subject(engine, _drawn_for(outline_of(VLLM_MODEL)), exact_draws=VLLM_OPTIONS.exact_draws)
 
 
 def _drawn_for(model: PreTrainedModel) -> Callable[[int], dict[str, Tensor]]:

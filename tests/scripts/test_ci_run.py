@@ -96,14 +96,14 @@ def test_what_is_missing_is_installed_in_ci_alone(checkout: Checkout) -> None:
 def test_the_second_pass_has_none_of_the_programs_and_may_leave_tests_out(checkout: Checkout) -> None:
     names = " ".join((*SERVICES, "apt-get", "cat", "mktemp"))
     found = f"for name in {names}; do command -v $name >/dev/null && echo $name; done"
-    variables = "leave none: $FLEXMARL_LEAVE_NO_TEST_OUT second: $FLEXMARL_SECOND_PASS ends: ${FLEXMARL_TESTS_END:+in time}"
+    variables = "leave none: $FLEXMARL_LEAVE_NO_TEST_OUT second: $FLEXMARL_SECOND_PASS ends: ${FLEXMARL_TESTS_END:+yes}"
     record = ".pytest_cache/record"
     keeps = f"[ -e {record} ] && echo recorded; mkdir -p .pytest_cache; echo > {record}"
     program(checkout.folder / "scripts" / "test", f"echo {variables}\n{keeps}\n{found}")
     (checkout.folder / record).parent.mkdir()
     (checkout.folder / record).write_text("of earlier code")
     lines, status = checkout.run()
-    first, second = "leave none: 1 second: ends:", "leave none: second: 1 ends: in time"
+    first, second = "leave none: 1 second: ends:", "leave none: second: 1 ends: yes"
     assert lines == [*COMMANDS[:2], first, *names.split(), second, "recorded", "cat", "mktemp"]
     assert status == 0
     assert not list(Path(checkout.environment["TMPDIR"]).iterdir()), "its folder of links is removed"
@@ -119,7 +119,10 @@ def divided(lines: list[str], second: str) -> tuple[list[str], list[str]]:
 def test_the_newest_other_python_runs_the_second_pass(checkout: Checkout) -> None:
     for version in ("3.12", "3.13"):
         program(checkout.programs / f"python{version}", "")
-    installs = [f"install dev .cache/venv-3.13 {checkout.programs}/python3.13", "install dev,clients .cache/venv-3.13"]
+    installs = [
+        f"install dev .cache/venv-3.13 {checkout.programs}/python3.13",
+        "install dev,clients .cache/venv-3.13",
+    ]
     second = "test .cache/venv-3.13"
     lines, status = checkout.run()
     assert divided(lines, second) == (installs, [*COMMANDS, second]) and status == 0

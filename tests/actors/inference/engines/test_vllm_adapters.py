@@ -22,6 +22,9 @@ from .vllm_engines import OPTIONS, VOCABULARY, model_of, request_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
 
+asynchronous = pytest.mark.parametrize("scheduling", ["asynchronous"], indirect=True)
+"""As on GPUs. Tests of weights alone have one of the two ways of scheduling."""
+
 
 @pytest.fixture
 async def transport(private: Path) -> AsyncIterator[StateTransport]:
@@ -46,7 +49,9 @@ async def check(
     return max(abs(one - other) for one, other in zip(result.logprobs, expected, strict=True))
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "scheduling"), [(False, "asynchronous"), (True, "at once")], indirect=["scheduling"]
+)
 async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_through_ten_updates(
     tied: bool, transport: StateTransport
 ) -> None:
@@ -72,6 +77,7 @@ async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_throu
         await embedded.close()
 
 
+@asynchronous
 async def test_policies_of_other_ranks_and_layers_take_turns_on_one_base(transport: StateTransport) -> None:
     """No prefix of the other policy is reused: its keys and values are others."""
     model = model_of()
@@ -131,6 +137,7 @@ async def test_two_adapters_in_one_batch_agree_with_their_trainers_through_updat
         await engine.close()
 
 
+@asynchronous
 async def test_a_request_of_an_adapter_that_was_not_loaded_is_refused(transport: StateTransport) -> None:
     model = model_of()
     engine = await served(model, 1, adapters=2)
@@ -144,6 +151,7 @@ async def test_a_request_of_an_adapter_that_was_not_loaded_is_refused(transport:
         await engine.close()
 
 
+@asynchronous
 def test_only_the_adapter_is_published() -> None:
     model = model_of()
     adapter, merged = (policy_of(model, LoraConfig(rank=1), adapter=each) for each in (True, False))

@@ -1,4 +1,4 @@
-"""vLLM as an engine: the distribution it draws from, versions, whole weights or none, and requests that fail alone."""
+"""vLLM as an engine: the distribution that it draws from, and loads that end it. Each test has an engine of its own."""
 
 import asyncio
 import random
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.errors import EngineFailed, NonFiniteLogits
+from flexmarl.actors.errors import EngineFailed
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
@@ -22,15 +21,14 @@ from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.transport.errors import CorruptState, StateMismatch
-from flexmarl.transport.handle import ShmSource
-from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
-from ....fake_devices import FakeDevices
-from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of
+from .vllm_engines import VOCABULARY, Learner, far_apart, load, made, model_of, request_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
+
+asynchronous = pytest.mark.parametrize("scheduling", ["asynchronous"], indirect=True)
+"""As on GPUs. Tests of weights alone have one of the two ways of scheduling."""
 
 
 @pytest.fixture
@@ -46,10 +44,6 @@ async def engine() -> AsyncIterator[Engine]:
     await engine.close()
 
 
-async def load(engine: Engine, learner: Learner, transport: StateTransport, version: int) -> None:
-    await engine.load(await transport.set("solver", learner.weights(), version=version), transport)
-
-
 def requests(version: int) -> list[EngineRequest]:
     temperatures = (1.0, 0.6, 0.0, 1.0)
     return [
@@ -58,7 +52,9 @@ def requests(version: int) -> list[EngineRequest]:
     ]
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("tied", "scheduling"), [(False, "at once"), (True, "asynchronous")], indirect=["scheduling"]
+)
 async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_through_ten_updates(
     tied: bool, transport: StateTransport
 ) -> None:
@@ -96,7 +92,7 @@ def drained(engine: Any, asked: list[EngineRequest]) -> dict[str, EngineResult]:
 
 
 def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of 20 batches has more tokens than vLLM's step, 2048, and in the end more keys and values than the cache
+    """Each of six batches has more tokens than vLLM's step, 2048, and in the end more keys and values than the cache
     holds, so that requests begin again. Each turn draws what it draws alone."""
     options = VllmEngineConfig(max_batch=64, max_context=256, kv_cache_bytes=2**22)
     engine = made(model_of(), options)
@@ -109,7 +105,7 @@ def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pyt
 
     monkeypatch.setattr(scheduler, "_preempt_request", noted)
     try:
-        for seed in range(20):
+        for seed in range(6):
             rng = random.Random(seed)
             asked = [
                 request_of(
@@ -130,90 +126,7 @@ def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pyt
         engine.close()
 
 
-async def test_an_interrupted_turn_keeps_its_tokens_and_is_continued_by_other_weights(
-    engine: Engine, transport: StateTransport
-) -> None:
-    old, new = Learner(model_of(), seed=1), Learner(model_of(), seed=2)
-    await load(engine, old, transport, 1)
-    request = request_of("a", new=400)
-    turn = asyncio.ensure_future(engine.generate(request))
-    await engine.generate(request_of("meanwhile", new=8))
-    await engine.interrupt()
-    part = await turn
-    assert part.finish_reason == "interrupted" and 0 < len(part.tokens) < 400
-    assert far_apart(old, request, part) < 1e-4
-    await load(engine, new, transport, 2)
-    done = len(part.tokens)
-    rest_of = EngineRequest("a", request.prompt_tokens + part.tokens, 0, 1.0, 400 - done, done)
-    rest = await engine.generate(rest_of)
-    assert rest.finish_reason == "length" and done + len(rest.tokens) == 400
-    assert far_apart(new, rest_of, rest) < 1e-4 < far_apart(old, rest_of, rest)
-
-
-async def test_keys_and_values_are_reused_but_never_those_of_former_weights(
-    engine: Engine, transport: StateTransport
-) -> None:
-    prompt = tuple(n % VOCABULARY for n in range(300))
-    reused = []
-    for version in (1, 2):
-        learner = Learner(model_of(), seed=version)
-        await load(engine, learner, transport, version)
-        for name in "abc":
-            request = request_of(name, prompt)
-            assert far_apart(learner, request, await engine.generate(request)) < 1e-4
-            reused.append(engine.statistics().reused_tokens)
-    first, second, third, after_load, *_ = reused
-    assert first == 0 < second < third == after_load < reused[-1]
-
-
-async def test_weights_are_read_in_the_memory_of_a_device(engine: Engine, private: Path) -> None:
-    devices = [FakeDevices(private, {"GPU-a": 1 << 26}) for _ in range(2)]
-    async with (
-        StateTransport(private, devices[0]) as trainer,
-        StateTransport(private, devices[1], "cuda_ipc") as transport,
-    ):
-        for version in range(4):
-            learner = Learner(model_of(), seed=version)
-            handle = await trainer.set("solver", learner.weights(), version=version)
-            await engine.load(handle, transport)
-            request = request_of(f"{version}")
-            assert far_apart(learner, request, await engine.generate(request)) < 1e-4
-        chosen = transport.chosen("solver")
-        assert chosen is not None and chosen.path == "cuda_ipc"
-        assert transport.statistics().arena_bytes == 0, "nothing went through the host"
-
-
-async def test_weights_with_other_names_are_refused_before_any_is_replaced(
-    engine: Engine, transport: StateTransport
-) -> None:
-    learner = Learner(model_of())
-    weights = learner.weights()
-    removed = weights.pop("model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(StateMismatch, match=r"up_proj.weight: not in the state"):
-        await engine.load(await transport.set("solver", weights, version=1), transport)
-    await engine.load(
-        await transport.set("solver", weights | {"model.layers.1.mlp.up_proj.weight": removed}, version=2),
-        transport,
-    )
-    request = request_of("a")
-    assert far_apart(learner, request, await engine.generate(request)) < 1e-4
-
-
-async def test_weights_with_another_digest_are_refused_before_any_is_replaced(
-    engine: Engine, transport: StateTransport, private: Path
-) -> None:
-    learner = Learner(model_of())
-    handle = await transport.set("solver", learner.weights(), version=1)
-    source = handle.source("shm")
-    assert isinstance(source, ShmSource)
-    Block.open(private, source.block).payload[0] ^= 1
-    with pytest.raises(CorruptState):
-        await engine.load(handle, transport)
-    await load(engine, learner, transport, 2)
-    request = request_of("a")
-    assert far_apart(learner, request, await engine.generate(request)) < 1e-4
-
-
+@asynchronous
 @pytest.mark.parametrize("call", ["start_weight_update", "receive_weights", "finish_weight_update"])
 async def test_an_error_in_the_middle_of_an_update_ends_the_engine(
     engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch, call: str
@@ -237,6 +150,7 @@ async def test_an_error_in_the_middle_of_an_update_ends_the_engine(
         await engine.generate(request_of("a"))
 
 
+@asynchronous
 async def test_a_weight_of_vllms_that_the_policy_lacks_ends_the_engine(
     engine: Engine, transport: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +170,7 @@ async def run_here(work: Any, *args: Any) -> Any:
     return work(*args)
 
 
+@asynchronous
 @pytest.mark.parametrize("tied", [False, True])
 async def test_a_probe_proves_the_weights_and_a_tensor_that_is_lost_is_loaded_again(
     transport: StateTransport, monkeypatch: pytest.MonkeyPatch, tied: bool
@@ -289,33 +204,7 @@ async def test_a_probe_proves_the_weights_and_a_tensor_that_is_lost_is_loaded_ag
         await engine.close()
 
 
-async def test_a_turn_whose_logits_are_not_finite_fails_alone(
-    engine: Engine, transport: StateTransport
-) -> None:
-    learner = Learner(model_of())
-    weights = {name: tensor.clone() for name, tensor in learner.weights().items()}
-    weights["model.embed_tokens.weight"][7] = torch.nan
-    await engine.load(await transport.set("solver", weights, version=1), transport)
-    asked = [
-        request_of("a", (2, 3)),
-        request_of("nan", (2, 7)),
-        request_of("last", (7,), new=1),
-        request_of("b"),
-    ]
-    results = await asyncio.gather(*(engine.generate(one) for one in asked), return_exceptions=True)
-    for one, found in zip(asked, results, strict=True):
-        if 7 in one.prompt_tokens:
-            assert isinstance(found, NonFiniteLogits) and found.request_ids == (one.request_id,)
-        elif isinstance(found, EngineResult):  # it may have drawn the broken token itself
-            assert far_apart(learner, one, found) < 1e-4
-        else:
-            assert isinstance(found, NonFiniteLogits)
-    assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
-    await load(engine, learner, transport, 2)
-    healed = await asyncio.gather(*(engine.generate(one) for one in asked))
-    assert max(far_apart(learner, *pair) for pair in zip(asked, healed, strict=True)) < 1e-4
-
-
+@asynchronous
 def test_a_model_that_vllm_has_no_kernel_for_is_refused_at_the_start() -> None:
     with pytest.raises(RuntimeError, match="Unsupported CPU attention configuration: head_dim=16"):
         made(model_of(head_dim=16))
