@@ -38,10 +38,12 @@ TESTS = Path(__file__).parent
 if str(TESTS.parent) not in sys.path:
     sys.path.append(str(TESTS.parent))
 
-# A busy machine may take any time for an example.
+# A busy machine may take any time for an example. Each session draws other examples: half of the usual number finds as much
+# in twice the sessions.
 hypothesis.settings.register_profile(
     "flexmarl",
     deadline=None,
+    max_examples=50,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("flexmarl")

@@ -59,7 +59,7 @@ class TestArraysArrive:
         order=st.sampled_from(["C", "F", "reversed", "sliced", "read-only"]),
         inline_bytes=st.sampled_from([0, 4096]),
     )
-    @settings(max_examples=300)
+    @settings(max_examples=150)
     def test_as_they_were_sent(self, array: np.ndarray, order: str, inline_bytes: int) -> None:
         match order:
             case "F":

@@ -159,7 +159,7 @@ def samples_of(plan: Plan) -> st.SearchStrategy[dict[PolicyName, int]]:
     return st.fixed_dictionaries({policy: st.integers(0, 6) for policy in plan.policies})
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(plan=plans, data=st.data())
 def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataObject) -> None:
     cluster = Cluster(plan, data, samples_of(plan))
@@ -181,7 +181,7 @@ def test_every_order_trains_everything_once_and_ends(plan: Plan, data: st.DataOb
     assert (0 in evaluated) == plan.evaluate_first
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
 def test_a_stop_ends_with_a_checkpoint_of_the_last_step(
     plan: Plan, data: st.DataObject, stop_after: int

@@ -287,7 +287,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(plan=plans, data=st.data())
 def test_nothing_is_staler_than_it_may_be_and_everything_is_trained_once(
     plan: Plan, data: st.DataObject
@@ -303,7 +303,7 @@ def test_nothing_is_staler_than_it_may_be_and_everything_is_trained_once(
             assert set(complete.carried.values()) == {0}, "a checkpoint left rows behind"
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
 def test_a_stop_ends_it(plan: Plan, data: st.DataObject, stop_after: int) -> None:
     cluster = Cluster(plan, data, by_version=False)
@@ -313,7 +313,7 @@ def test_a_stop_ends_it(plan: Plan, data: st.DataObject, stop_after: int) -> Non
     assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(plan=plans, data=st.data(), stop_after=st.none() | st.integers(0, 60))
 def test_groups_whose_rewards_come_late_are_trained_once_in_time_or_dropped(
     plan: Plan, data: st.DataObject, stop_after: int | None
@@ -325,7 +325,7 @@ def test_groups_whose_rewards_come_late_are_trained_once_in_time_or_dropped(
     assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(plan=plans, data=st.data(), stop_after=st.none() | st.integers(0, 60))
 def test_queries_beyond_a_step_are_carried_on_once_and_trained_once(
     plan: Plan, data: st.DataObject, stop_after: int | None

@@ -118,4 +118,4 @@ class Run(RuleBasedStateMachine):
 
 
 TestRun = Run.TestCase
-TestRun.settings = settings(max_examples=100, stateful_step_count=40)
+TestRun.settings = settings(max_examples=50, stateful_step_count=40)

@@ -381,5 +381,5 @@ class Life(RuleBasedStateMachine):
                     assert set(lacking) == REQUIRED - self.rows[agent, sample_id].cells.keys()
 
 
-Life.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+Life.TestCase.settings = settings(max_examples=75, stateful_step_count=50)
 TestLife = Life.TestCase

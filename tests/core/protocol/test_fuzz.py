@@ -22,7 +22,7 @@ from ...patience import PATIENCE_S
 from ..fuzz_target import Fuzzed, Refused, header, serve_at_once, valid_envelopes
 
 ROOT = Path(__file__).parents[3]
-FEW = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=75, suppress_health_check=list(HealthCheck))
 
 junk = st.recursive(
     st.none()

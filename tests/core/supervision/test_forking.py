@@ -132,7 +132,7 @@ async def test_actors_start_although_the_server_is_killed_meanwhile(private: Pat
     async with supervisor_of(private, tmp_path, []) as supervisor:
         node = supervisor._node
         assert isinstance(node, ProcessNode)
-        for number in range(20):
+        for number in range(8):
             starting = [asyncio.create_task(spawn(supervisor, f"{number}{which}")) for which in range(2)]
             while node._server is None or not node._server._waiters:
                 await asyncio.sleep(0)

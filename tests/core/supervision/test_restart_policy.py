@@ -101,4 +101,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=50)
+TestLife.settings = settings(max_examples=50, stateful_step_count=50)

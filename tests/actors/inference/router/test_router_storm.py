@@ -343,4 +343,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=150, stateful_step_count=40)
+TestRouterMachine.settings = settings(max_examples=75, stateful_step_count=40)

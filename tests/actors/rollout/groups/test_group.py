@@ -28,7 +28,7 @@ def rules(draw: st.DrawFn) -> GroupRules:
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(rules=rules(), data=st.data())
 def test_a_group_is_settled_once_whatever_happens(rules: GroupRules, data: st.DataObject) -> None:
     group = Group(rules)

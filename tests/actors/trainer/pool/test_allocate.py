@@ -301,7 +301,7 @@ class TestFairness:
         copy_s=strategies.sampled_from([0.0, 0.3, 2.0]),
         seed=strategies.integers(0, 1000),
     )
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     def test_a_policy_with_one_computation_runs_although_all_others_always_have_work(
         self, slots: int, ranks: list[int], room: int, patience: int, copy_s: float, seed: int
     ) -> None:

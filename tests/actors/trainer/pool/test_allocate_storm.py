@@ -277,5 +277,5 @@ class Events(RuleBasedStateMachine):
         assert not self._under_way() and not any(self.ready.values())
 
 
-Events.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
+Events.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
 TestEvents = Events.TestCase

@@ -49,7 +49,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[HostDescription], list[Need]]:
     return hosts, needs
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(clusters(), st.randoms(use_true_random=False))
 def test_every_plan_keeps_the_rules_and_the_order_of_hosts_changes_nothing(
     cluster: tuple[list[HostDescription], list[Need]], chance: random.Random
@@ -63,7 +63,7 @@ def test_every_plan_keeps_the_rules_and_the_order_of_hosts_changes_nothing(
         assert shared == any("share GPU" in note for note in plan.notes)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=4),
     st.lists(st.sampled_from([1, 2, 4]), max_size=10),
