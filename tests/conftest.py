@@ -38,8 +38,8 @@ TESTS = Path(__file__).parent
 if str(TESTS.parent) not in sys.path:
     sys.path.append(str(TESTS.parent))
 
-# A busy machine may take any time for an example. Each session draws other examples: half of the usual number finds as much
-# in twice the sessions.
+# A busy machine may take any time for an example. Each session draws other examples: half of the usual number finds as
+# much in twice the sessions.
 hypothesis.settings.register_profile(
     "flexmarl",
     deadline=None,
