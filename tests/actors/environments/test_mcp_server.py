@@ -58,7 +58,7 @@ async def test_a_server_of_the_package_index_gives_the_time() -> None:
 
 async def test_tools_are_those_of_functions_for_agents() -> None:
     before = children()
-    async with server_of("desk") as server:
+    async with server_of("functions") as server:
         schema = tool_schema(server.tools[0])["function"]
         assert (schema["name"], schema["description"]) == ("add", "The sum.")
         assert schema["parameters"]["required"] == ["a"]
@@ -66,15 +66,11 @@ async def test_tools_are_those_of_functions_for_agents() -> None:
         assert (await server.call("add", a=2)).data == {"result": 3}
         assert (await content(server, turn("add", a="x"))).startswith("error: ValueError: $.a: 'x' is not")
         assert "Error executing tool fail" in await content(server, turn("fail", kind="x"))
-    assert children() == before
-    with pytest.raises(ToolServerLost, match="the tool server desk: it is closed"):
-        await server.call("add", a=1)
-
-
-async def test_calls_run_at_once() -> None:
-    async with server_of("desk") as server:
         results = await asyncio.gather(*(server.call("add", a=n, b=0) for n in range(50)))
-        assert [result.text for result in results] == [str(n) for n in range(50)]
+        assert [result.text for result in results] == [str(n) for n in range(50)], "they run at once"
+    assert children() == before
+    with pytest.raises(ToolServerLost, match="the tool server functions: it is closed"):
+        await server.call("add", a=1)
 
 
 async def test_the_end_of_a_server_fails_the_trajectory_and_the_next_call_starts_another_one() -> None:
@@ -129,7 +125,7 @@ async def test_a_server_that_changes_its_tools_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("behaviour", "problem"),
     [
-        ("no object", "invalid result"),
+        ("no object", "validation error for ListToolsResult"),
         ("no schema", r"the tool 'tool': its parameters are not a JSON schema: \$\.properties\.a\.type"),
         ("endless", "its list of tools does not end after 300"),
     ],
