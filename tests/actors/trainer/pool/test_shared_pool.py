@@ -86,6 +86,18 @@ def run(
     return virtual_time.run(main())
 
 
+def numbers_of(calls: Sequence[str], most: int, *, before: bool) -> list[int]:
+    """Numbers of at most ``most`` calls of each name, spread over the run: from the first on, or from the last."""
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(calls, 1):
+        numbers.setdefault(name, []).append(number)
+    chosen: set[int] = set()
+    for of_name in numbers.values():
+        ordered = of_name if before else of_name[::-1]
+        chosen.update(ordered[place * len(ordered) // most] for place in range(most))
+    return sorted(chosen)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyName, Any]:
     return run(tmp_path_factory.mktemp("static"), None)
@@ -222,15 +234,15 @@ def test_a_slot_worker_with_another_torch_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("slots", "most"), [(1, 3), (2, 1)])
 def test_each_sample_counts_once_whenever_a_slot_worker_dies(
-    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, before: bool
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, most: int, before: bool
 ) -> None:
-    """One run for each call that a slot worker gets, and for every third with two slots: it dies in that one."""
+    """One run for each of some calls of every name: the slot worker that gets the call dies in it."""
     config = SharedPoolConfig(slots=slots)
     calls = Fate()
     run(tmp_path / "whole", config, calls)
-    for number in range(1, len(calls.calls) + 1, 1 if slots == 1 else 3):
+    for number in numbers_of(calls.calls, most, before=before):
         fate = Fate(dies_at=number, before=before)
         found = run(tmp_path / str(number), config, fate)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
@@ -619,18 +631,21 @@ def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: P
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
-@pytest.mark.parametrize(("policies", "slots"), [(GANGS, 3), (REPLICAS, 4)], ids=["gangs", "replicas"])
+@pytest.mark.parametrize(
+    ("policies", "slots", "most"), [(GANGS, 3, 2), (REPLICAS, 4, 1)], ids=["gangs", "replicas"]
+)
 def test_each_sample_counts_once_whenever_a_rank_of_a_gang_dies(
     tmp_path: Path,
     undisturbed: dict[PolicyName, Any],
     policies: dict[PolicyName, PolicySetup],
     slots: int,
+    most: int,
     before: bool,
 ) -> None:
-    """Some of the calls, at any rank; the others of its gang are dropped."""
+    """Some calls of every name, at any rank; the others of its gang are dropped."""
     config, calls = SharedPoolConfig(slots=slots), Fate()
     run(tmp_path / "whole", config, calls, policies=policies)
-    for number in range(1 + before, len(calls.calls) + 1, 5):
+    for number in numbers_of(calls.calls, most, before=before):
         fate = Fate(dies_at=number, before=before)
         found = run(tmp_path / str(number), config, fate, policies=policies)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
