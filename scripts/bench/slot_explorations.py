@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -59,7 +59,7 @@ ARMS: Final[Mapping[str, tuple[str, ...]]] = {
 @dataclass(frozen=True, slots=True)
 class Options:
     """``rounds``: seeds, from ``seed`` on. ``target``: mean reward. ``hidden_size``: of the model whose tokens are
-    timed."""
+    timed. ``overrides``: settings of the recipe for all arms."""
 
     rounds: int = 3
     seed: int = 0
@@ -68,6 +68,7 @@ class Options:
     queries_per_step: int = 8
     target: float = 0.3
     hidden_size: int = 1024
+    overrides: tuple[str, ...] = ()
 
 
 def learn(folder: Path, options: Options, arm: str, seed: int) -> dict[str, float]:
@@ -77,21 +78,26 @@ def learn(folder: Path, options: Options, arm: str, seed: int) -> dict[str, floa
         f"seed={seed}",
         f"training.steps={options.steps}",
         f"training.queries_per_step={options.queries_per_step}",
-        "training.micro_batch=32",
+        f"training.micro_batch={4 * options.queries_per_step}",
         f"evaluation.every={options.every}",
         "checkpoint.every=0",
+        *options.overrides,
         *ARMS[arm],
     )
-    flexmarl = Path(sys.executable).with_name("flexmarl")
+    run(["train", "sort-digits", "--runs", str(folder), "--name", name, "-q", *settings])
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return figures([json.loads(line) for line in lines], options.target)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """A command of flexmarl, to its end."""
     subprocess.run(
-        [flexmarl, "train", "sort-digits", "--runs", folder, "--name", name, "-q", *settings],
+        [Path(sys.executable).with_name("flexmarl"), *arguments],
         check=True,
         timeout=_LONGEST_S,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    return figures([json.loads(line) for line in lines], options.target)
 
 
 def figures(lines: Sequence[Mapping[str, Any]], target: float) -> dict[str, float]:
@@ -154,7 +160,10 @@ def token_cost(hidden_size: int, layers: int) -> float:
 
 def of_rounds(seed: int, rounds: int, *, quick: bool) -> Callable[[Report], dict[str, Any]]:
     """The measurement of ``rounds`` seeds from ``seed`` on. ``quick``: of a few steps, which learn nothing."""
-    options = Options(rounds, seed, steps=2, every=1, hidden_size=256) if quick else Options(rounds, seed)
+    options = Options(rounds, seed)
+    if quick:
+        small = ("agent_defaults.sft={batches: 2, batch_size: 8}", "data.eval_problems=16")
+        options = replace(options, steps=2, every=2, queries_per_step=2, hidden_size=64, overrides=small)
     return partial(measure, options)
 
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from scripts.bench import slot_explorations
 from scripts.bench.slot_explorations import figures, of_rounds, show
 
 from ...bench_tables import drawn
+from . import warm_runs
 
 SAMPLES = {"samples/sorter": 4, "samples/checker": 4}
 LINES: list[dict[str, Any]] = [
@@ -34,7 +36,8 @@ def test_a_run_that_has_not_learned_counts_with_all_of_its_tokens() -> None:
     }  # fmt: skip
 
 
-def test_short_runs_of_all_arms_are_measured() -> None:
+def test_short_runs_of_all_arms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_explorations, "run", warm_runs.run)
     result = of_rounds(0, 1, quick=True)(lambda part: None)
     assert result["few_explored"] == result["many_explored"] == 0 < result["explored_explored"]
     assert result["explored_trained"] == result["few_trained"] == pytest.approx(result["many_trained"] / 4)
