@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from safetensors.numpy import save_file
 from flexmarl.launch.config.config_reading import resolve
 from scripts.bench import race_trl
 from scripts.bench.commands import main
+
+from . import warm_runs
 
 WARM_UP = race_trl.WARM_UP_STEPS
 
@@ -110,7 +113,12 @@ def test_a_side_that_fails_is_named() -> None:
         race_trl._run("TRL", [sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_flexmarl_runs_its_side_and_trains(tmp_path: Path) -> None:
+def test_flexmarl_runs_its_side_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(side: str, command: Sequence[str]) -> None:
+        assert side == "flexmarl"
+        warm_runs.run(command[command.index("train") :])
+
+    monkeypatch.setattr(race_trl, "_run", run)
     model = tmp_path / "model"
     race_trl.make_model(model)
     result = race_trl.run_flexmarl(model, 2, tmp_path / "run")
