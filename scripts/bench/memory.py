@@ -44,6 +44,7 @@ from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.bench.results import result_of
 from flexmarl.transport.handle import LentMemory, StateHandle
 
+from .gang_processes import GangProcess
 from .memory_peaks import MemoryPeaks, measure_memory
 from .memory_ratios import PHASES, REPLICAS, TWO_HOSTS, predict, ratio_goals, ratios
 
@@ -133,18 +134,18 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     report(f"{options.ranks} ranks")
     model, ranks, tokens = options.model(), options.ranks, options.tokens
     predicted = predict(model, ranks, tokens)
-    peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, model, ranks, tokens)
-    report(f"{ranks} ranks in two replicas")
-    in_replicas = await asyncio.to_thread(measure_memory, model, ranks, tokens, replicas=2)
-    hybrid = ratios(in_replicas, predict(model, ranks, tokens, replicas=2), REPLICAS)
     goals, apart, no_namespaces = (*GOALS, *ratio_goals(REPLICAS)), {}, missing()
-    if no_namespaces is None:
-        report(f"{ranks} ranks on two hosts")
-        with two_hosts() as hosts:
-            apart = ratios(
-                await asyncio.to_thread(measure_memory, model, ranks, tokens, hosts), predicted, TWO_HOSTS
-            )
-        goals = (*goals, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
+    with GangProcess() as gangs:
+        measured = partial(asyncio.to_thread, measure_memory, gangs, model, ranks, tokens)
+        peaks: MemoryPeaks = await measured()
+        report(f"{ranks} ranks in two replicas")
+        in_replicas = await measured(replicas=2)
+        if no_namespaces is None:
+            report(f"{ranks} ranks on two hosts")
+            with two_hosts() as hosts:
+                apart = ratios(await measured(hosts=hosts), predicted, TWO_HOSTS)
+            goals = (*goals, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
+    hybrid = ratios(in_replicas, predict(model, ranks, tokens, replicas=2), REPLICAS)
     # Without the gaps behind tensors of one number, which are less than 1/100 of a byte.
     host = {
         name: round(size_bytes / peaks.parameters, 2)

@@ -30,7 +30,7 @@ from flexmarl.launch.bench.namespaces import Host
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.state import StateTransport, payload_bytes
 
-from .gang_processes import HERE, RANK_S, compute_in_gang
+from .gang_processes import HERE, RANK_S, GangProcess
 from .gathered_weights import GatheredWeights
 from .settled_collectives import one_thread, settled_collectives
 
@@ -67,7 +67,12 @@ class _RankPeaks:
 
 
 def measure_memory(
-    config: dict[str, Any], ranks: int, tokens: int, hosts: Sequence[Host] = (HERE,), replicas: int = 1
+    gangs: GangProcess,
+    config: dict[str, Any],
+    ranks: int,
+    tokens: int,
+    hosts: Sequence[Host] = (HERE,),
+    replicas: int = 1,
 ) -> MemoryPeaks:
     """Measures a policy in bfloat16 over float32 weights on ``ranks`` processes of the CPU, which recompute layers.
 
@@ -78,7 +83,7 @@ def measure_memory(
         seeded_model(ModelConfig(config=config, tokenizer="unused"), _SEED, torch.bfloat16).save_pretrained(
             folder
         )
-        results: list[_RankPeaks] = compute_in_gang(
+        results: list[_RankPeaks] = gangs.compute(
             _measure_rank,
             config,
             tokens,

@@ -40,7 +40,7 @@ from flexmarl.launch.bench.namespaces import missing, two_hosts
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.errors import BenchmarkFailed
 
-from .gang_processes import compute_in_gang
+from .gang_processes import GangProcess
 
 GOALS: Final = (
     Goal("bytes_growth", "replicas: bytes of the most forwards over those of one", 1.1, at_most=True),
@@ -133,12 +133,10 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     if (reason := missing()) is not None:
         raise BenchmarkFailed(f"bytes between hosts are counted on network namespaces: {reason}")
     traffic = {}
-    with two_hosts() as hosts:
+    with two_hosts() as hosts, GangProcess() as gangs:
         for name, replicas in (("divided", 1), ("replicas", 2)):
             report(f"{_RANKS} ranks, {name}")
-            compute = partial(
-                compute_in_gang, measure_rank, options, ranks=_RANKS, hosts=hosts, replicas=replicas
-            )
+            compute = partial(gangs.compute, measure_rank, options, ranks=_RANKS, hosts=hosts, replicas=replicas)
             traffic[name] = (await asyncio.to_thread(compute))[0]
     return {**figures_of(options, traffic), "machine": described, "settings": asdict(options)}
 

@@ -11,7 +11,7 @@ from ...bench_tables import drawn
 
 async def test_no_rank_has_much_more_than_its_rows() -> None:
     reports: list[str] = []
-    result = await measure(Options(ranks=2, layers=12, hidden=64), reports.append)
+    result = await measure(Options(ranks=2, layers=6, hidden=64), reports.append)
     apart = missing() is None
     assert len(reports) == 2 + apart
     state = 16 * result["parameters"] / 2
