@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypedDict
 
 from ...actors.errors import ConfigError
-from ...actors.inference.inference_config import VllmEngineConfig
 from .search_path import without_working_directory
 
 # One thread per process: with two threads and any other busy process on the machine, the throughput of small models
@@ -95,6 +94,9 @@ def cached_models_only() -> dict[str, str]:
 def use_vllm_in_one_process() -> None:
     """From now on vLLM, in this process and in those that it starts, begins no processes of its own and compiles
     nothing."""
+    # Here: it reads all messages, which is most of a second that small commands need not wait for.
+    from ...actors.inference.inference_config import VllmEngineConfig
+
     for name, value in (_QUIET_VLLM | VllmEngineConfig().environment("cpu")).items():
         os.environ.setdefault(name, value)
 

@@ -1,11 +1,14 @@
 """The results of a battery: as a table for people, and as a section of RESULTS.md."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ class Setting:
 
 def read_setting(device: str) -> Setting:
     """Describes this machine. Raises NoDevice if PyTorch sees no such card."""
-    version, names = _read_torch()
+    version, names = _read_torch(device)
     index = None if device == "cpu" else int(device.partition(":")[2])
     if index is not None and index >= len(names):
         raise NoDevice(device, version, names)
@@ -63,8 +66,11 @@ def read_setting(device: str) -> Setting:
     )
 
 
-def _read_torch() -> tuple[str, list[str]]:
-    """The version, and the names of the cards. Raises NoDevice if it can't be imported."""
+def _read_torch(device: str) -> tuple[str, list[str]]:
+    """The version, and the names of the cards, none for a CPU. Raises NoDevice if it can't be imported."""
+    with suppress(PackageNotFoundError):
+        if device == "cpu":  # an import takes seconds
+            return importlib.metadata.version("torch"), []
     # In a process of its own: the process that runs the battery holds no memory of a device.
     names_of = "[torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]"
     program = f"import json, torch; print(json.dumps([torch.__version__, {names_of}]))"
