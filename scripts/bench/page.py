@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -95,16 +95,16 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
             report("opening it in Chromium")
             with _served(run) as (address, _):
                 figures |= await asyncio.to_thread(page_paint.paint_times, address)
+    return figures_of(options, figures, described, missing)
+
+
+def figures_of(
+    options: Options, figures: Mapping[str, float], described: Mapping[str, Any], missing: Sequence[str]
+) -> dict[str, Any]:
+    """The result of a measurement. ``missing``: the parts without which no browser has opened the page."""
     goals = GOALS if missing else (*GOALS, *BROWSER_GOALS)
-    return result_of(
-        options,
-        figures,
-        goals,
-        described,
-        **(
-            {"no_browser": f"{', '.join(missing)} is missing; CI=true .ci/run installs it"} if missing else {}
-        ),
-    )
+    reason = {"no_browser": f"{', '.join(missing)} is missing; CI=true .ci/run installs it"} if missing else {}
+    return result_of(options, figures, goals, described, **reason)
 
 
 @contextmanager
