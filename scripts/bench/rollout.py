@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
@@ -40,6 +42,8 @@ from .rollout_contenders import CONTENDERS, Contender, Embedded, Vllm
 from .rollout_update import UpdatedEngine, WeightSource
 
 _CALL_TIMEOUT_S = 600.0
+_MODULES = ("flexmarl.actors.inference.engines.embedded.huggingface",)
+"""With the large libraries that all contenders need: imported once for all processes."""
 
 GOALS = (
     Goal(
@@ -79,9 +83,14 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     names = contender_names(options)
     env.use_vllm_in_one_process()
     with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as folder:
-        async with ActorSystem("bench", Path(folder)) as system:
-            served, versions = await _served(system, folder, names, options, report)
-            updated = await _updated(system, folder, options, report)
+        async with (
+            ActorSystem("bench", Path(folder)) as system,
+            Supervisor(
+                system, ProcessNode(system, Path(folder), Path(folder), None, modules=_MODULES)
+            ) as supervisor,
+        ):
+            served, versions = await _served(supervisor, folder, names, options, report)
+            updated = await _updated(supervisor, folder, options, report)
     rounds = [{**one, **other} for one, other in zip(served, updated, strict=True)]
     figures = {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
     result = result_of(
@@ -108,13 +117,13 @@ def _goals(figures: dict[str, float]) -> list[Goal]:
 
 
 async def _served(
-    system: ActorSystem, folder: str, names: list[str], options: Options, report: Callable[[str], None]
+    supervisor: Supervisor, folder: str, names: list[str], options: Options, report: Callable[[str], None]
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
     """The figures of each round, and the versions of the contenders."""
     actors: dict[str, ActorRef[Contender]] = {}
     versions: dict[str, str] = {}
     for name in names:
-        actor = await system.spawn(CONTENDERS[name], name, {"folder": f"{folder}/{name}"}, process=True)
+        actor = await supervisor.spawn(CONTENDERS[name], name, {"folder": f"{folder}/{name}"})
         actors[name] = actor
         versions[name] = await actor.within(_CALL_TIMEOUT_S).prepare()
         await actor.within(_CALL_TIMEOUT_S).serve(options.requests, 0)  # warm
@@ -135,11 +144,11 @@ async def _served(
 
 
 async def _updated(
-    system: ActorSystem, folder: str, options: Options, report: Callable[[str], None]
+    supervisor: Supervisor, folder: str, options: Options, report: Callable[[str], None]
 ) -> list[dict[str, float]]:
     kwargs = {"runtime_dir": folder, "layers": options.layers}
-    source = await system.spawn(WeightSource, "source", kwargs, process=True)
-    engine = await system.spawn(UpdatedEngine, "engine", kwargs, process=True)
+    source = await supervisor.spawn(WeightSource, "source", kwargs)
+    engine = await supervisor.spawn(UpdatedEngine, "engine", kwargs)
     rounds = []
     for version in range(1, options.rounds + 3):
         if version > 2:

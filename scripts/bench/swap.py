@@ -64,6 +64,11 @@ from flexmarl.launch.monitoring.formatting import compact
 from .torch_threads import one_torch_thread
 
 FIRST, SECOND = PolicyName("first"), PolicyName("second")
+_SLOT_WORKER: Final = "flexmarl.actors.trainer.pool.slot_worker:SlotWorker"
+_MODULES: Final = (
+    _SLOT_WORKER.partition(":")[0],
+    "flexmarl.actors.trainer.backends.torch_policy.torch_factory",
+)
 _COPY_BYTES: Final = 256 << 20
 _WARM_UP: Final = 20
 _GANG_CYCLES: Final = 5
@@ -292,7 +297,9 @@ async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIte
         async with (
             ActorSystem("bench", runtime_dir) as system,
             Supervisor(
-                system, ProcessNode(system, runtime_dir, store_dir, env.actor_environment()), name="slots"
+                system,
+                ProcessNode(system, runtime_dir, store_dir, env.actor_environment(), modules=_MODULES),
+                name="slots",
             ) as supervisor,
         ):
             setup_of_store = StoreSetup(
@@ -338,7 +345,7 @@ async def _shared_pool(
     """As many slots, with room for one state each."""
     names = [f"slot-{number}" for number in range(count)]
     for name in names:
-        await supervisor.spawn("flexmarl.actors.trainer.pool.slot_worker:SlotWorker", name, setup)
+        await supervisor.spawn(_SLOT_WORKER, name, setup)
     slots = [supervisor.reference(name, SlotApi) for name in names]
     config = SharedPoolConfig(slots=count, states_per_slot=1)
     pool = SharedPoolSetup(config, slots, supervisor.ref, console, setup.store_dir / "suspended")

@@ -30,7 +30,7 @@ def test_vllm_takes_part_if_it_is_wanted_and_installed(
 
 
 def test_every_figure_is_there_and_possible() -> None:
-    """With vLLM, where it is installed: a second run without it would import torch four times more."""
+    """With vLLM, where it is installed."""
     vllm = importlib.util.find_spec("vllm") is not None
     reported: list[str] = []
     options = Options(rounds=1, requests=4, layers=1)

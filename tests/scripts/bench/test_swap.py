@@ -8,7 +8,7 @@ from ...bench_tables import drawn
 async def test_cycles_change_neither_loss_nor_memory() -> None:
     said: list[str] = []
     small = Size(hidden=64, layers=1)
-    options = Options(rounds=1, cycles=40, large=small, small=small)
+    options = Options(rounds=1, cycles=20, large=small, small=small)
     result = await measure(options, said.append)
     assert len(said) == parts(options)
     assert result["same_loss"] == 1.0 and result["rss_change"] <= 0.01
