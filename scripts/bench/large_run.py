@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,18 +40,23 @@ _START_S: Final = 300.0
 def make_run(runs: Path, steps: int, samples: int, spans: int) -> Path:
     """The folder of a run of ``steps`` steps, the last of which have ``samples`` recorded turns together. Raises
     subprocess.CalledProcessError if the short run fails."""
-    subprocess.run(
-        [
-            sys.executable, "-P", "-c", CLI, "train", "sort-digits", "--name", "large", "--runs", str(runs),
-            "--quiet", "engine.name=simulated", "trainer.name=simulated", "training.steps=2", "data.eval_problems=9",
-        ],
-        check=True, timeout=_START_S, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    run([
+        "train", "sort-digits", "--name", "large", "--runs", str(runs), "--quiet", "engine.name=simulated",
+        "trainer.name=simulated", "training.steps=2", "data.eval_problems=9",
+    ])  # fmt: skip
     directory = RunDirectory.existing(runs / "large")
     begin_s = _repeat_lines(directory, steps)
     _add_samples(directory, steps, samples)
     _add_spans(directory, steps, spans, begin_s)
     return directory.path
+
+
+def run(arguments: Sequence[str]) -> None:
+    """A command of flexmarl, to its end."""
+    subprocess.run(
+        [sys.executable, "-P", "-c", CLI, *arguments],
+        check=True, timeout=_START_S, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
 
 def _repeat_lines(directory: RunDirectory, steps: int) -> float:

@@ -1,13 +1,17 @@
 """A short storm: actors of a real run are killed, and every sample is trained once all the same."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flexmarl.launch.bench.namespaces import Host
 from scripts.bench import kill_storm
 
 from ...patience import PATIENCE_S
+from . import warm_runs
 
 QUERIES = 2
 
@@ -20,10 +24,21 @@ def samples(steps: int) -> int:
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill_storm, "QUERIES", QUERIES)
     monkeypatch.setattr(kill_storm, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(kill_storm, "COMMAND", (sys.executable, "-c", warm_runs.MAIN))
+    usual = kill_storm.Storm._start
+
+    def start(storm: kill_storm.Storm, host: Host | None, *arguments: str) -> Any:
+        """As ever with a clock of its own: it is a library that a new process loads."""
+        if storm._clock is not None:
+            return usual(storm, host, *arguments)
+        with storm._output.open("ab") as output:
+            return warm_runs.start(arguments, output)
+
+    monkeypatch.setattr(kill_storm.Storm, "_start", start)
 
 
 def test_every_sample_is_trained_once_after_kills_of_any_actor(tmp_path: Path) -> None:
-    storm = kill_storm.Storm(tmp_path, 12, kill_storm.drawn(3, seed=4), restarts=False, clock=False)
+    storm = kill_storm.Storm(tmp_path, 12, kill_storm.drawn(2, seed=4), restarts=False, clock=False)
     lives = storm.blow()
     assert len([life for life in lives if life.struck]) >= 2 and lives[-1].status == 0
     assert kill_storm.check(tmp_path / "run", 12) == samples(12)
@@ -42,14 +57,14 @@ def test_a_run_that_may_restart_ends_by_itself_also_after_stops_and_steps_of_the
 def test_a_run_whose_rollout_and_slot_workers_are_struck_ends_by_itself(tmp_path: Path) -> None:
     kinds = ["rollout", "gangs"]
     actors = [actor for kind in kinds for actor in kill_storm.RESTARTED[kind]]
-    strikes = kill_storm.drawn(6, seed=6, faults="mixed", actors=actors)
+    strikes = kill_storm.drawn(4, seed=20, faults="mixed", actors=actors)
     assert {(strike.actor.partition("-")[0], bool(strike.stopped_s)) for strike in strikes} == {
         ("rollout", False), ("rollout", True), ("slot", False), ("slot", True)
     }  # fmt: skip
-    storm = kill_storm.Storm(tmp_path, 24, strikes, restarts=False, clock=False, several=kinds)
+    storm = kill_storm.Storm(tmp_path, 18, strikes, restarts=False, clock=False, several=kinds)
     (life,) = storm.blow()
-    assert life.status == 0 and len(life.struck) == 6
-    assert kill_storm.check(tmp_path / "run", 24) == samples(24)
+    assert life.status == 0 and len(life.struck) == 4
+    assert kill_storm.check(tmp_path / "run", 18) == samples(18)
     kill_storm.check_losses(tmp_path / "run")
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from scripts.bench import page_paint
+from scripts.bench import large_run, page_paint
 from scripts.bench.page import BROWSER_GOALS, GOALS, Options, figures_of, measure, tables
 
 from ...bench_tables import drawn
+from . import warm_runs
 
 OPTIONS = Options(steps=20, samples=64, spans=640)
 BROWSER_KEYS = ("first_paint_s", "tiles_s", "tiles_again_s", "frames_per_s")
@@ -19,7 +20,9 @@ def measured() -> dict[str, Any]:
     """With a browser, if there is one."""
     pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
-    return asyncio.run(measure(OPTIONS, lambda part: None))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(large_run, "run", warm_runs.run)
+        return asyncio.run(measure(OPTIONS, lambda part: None))
 
 
 def test_the_page_of_a_made_run_is_asked(measured: dict[str, Any]) -> None:

@@ -13,14 +13,14 @@ from ...patience import PATIENCE_S
 from ...processes import SOURCES
 from ...warm_process import TEMPLATE, WarmProcess
 
-_MAIN = f"{UNCHECKED}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
+MAIN = f"{UNCHECKED}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
 
 
 def start(arguments: Sequence[str], output: IO[Any]) -> "WarmProcess | subprocess.Popen[bytes]":
     """A command of flexmarl; a new interpreter if the forks of this session have another environment."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    return TEMPLATE.start(_MAIN, arguments, environment, output.fileno()) or subprocess.Popen(
-        [sys.executable, "-c", _MAIN, *arguments],
+    return TEMPLATE.start(MAIN, arguments, environment, output.fileno()) or subprocess.Popen(
+        [sys.executable, "-c", MAIN, *arguments],
         stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True,
     )  # fmt: skip
 
