@@ -136,14 +136,14 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     predicted = predict(model, ranks, tokens)
     goals, apart, no_namespaces = (*GOALS, *ratio_goals(REPLICAS)), {}, missing()
     with GangProcess() as gangs:
-        measured = partial(asyncio.to_thread, measure_memory, gangs, model, ranks, tokens)
-        peaks: MemoryPeaks = await measured()
+        measured = partial(measure_memory, gangs, model, ranks, tokens)
+        peaks: MemoryPeaks = await asyncio.to_thread(measured)
         report(f"{ranks} ranks in two replicas")
-        in_replicas = await measured(replicas=2)
+        in_replicas = await asyncio.to_thread(measured, replicas=2)
         if no_namespaces is None:
             report(f"{ranks} ranks on two hosts")
             with two_hosts() as hosts:
-                apart = ratios(await measured(hosts=hosts), predicted, TWO_HOSTS)
+                apart = ratios(await asyncio.to_thread(measured, hosts=hosts), predicted, TWO_HOSTS)
             goals = (*goals, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
     hybrid = ratios(in_replicas, predict(model, ranks, tokens, replicas=2), REPLICAS)
     # Without the gaps behind tensors of one number, which are less than 1/100 of a byte.

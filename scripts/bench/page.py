@@ -103,7 +103,9 @@ def figures_of(
 ) -> dict[str, Any]:
     """The result of a measurement. ``missing``: the parts without which no browser has opened the page."""
     goals = GOALS if missing else (*GOALS, *BROWSER_GOALS)
-    reason = {"no_browser": f"{', '.join(missing)} is missing; CI=true .ci/run installs it"} if missing else {}
+    reason = (
+        {"no_browser": f"{', '.join(missing)} is missing; CI=true .ci/run installs it"} if missing else {}
+    )
     return result_of(options, figures, goals, described, **reason)
 
 

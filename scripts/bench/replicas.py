@@ -136,7 +136,9 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     with two_hosts() as hosts, GangProcess() as gangs:
         for name, replicas in (("divided", 1), ("replicas", 2)):
             report(f"{_RANKS} ranks, {name}")
-            compute = partial(gangs.compute, measure_rank, options, ranks=_RANKS, hosts=hosts, replicas=replicas)
+            compute = partial(
+                gangs.compute, measure_rank, options, ranks=_RANKS, hosts=hosts, replicas=replicas
+            )
             traffic[name] = (await asyncio.to_thread(compute))[0]
     return {**figures_of(options, traffic), "machine": described, "settings": asdict(options)}
 

@@ -29,7 +29,9 @@ def test_the_limit_of_a_rank_that_waits_grows_with_that_of_the_test(
 
 def test_other_words_fail_unless_they_are_only_recorded(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     error = {"error": "TimeoutError: of the 2 ranks these have not come: 1"}
-    monkeypatch.setattr(lost_member, "_PROGRAM", f"{_READY}; import json; print(json.dumps({error})); sys.exit(3)")
+    monkeypatch.setattr(
+        lost_member, "_PROGRAM", f"{_READY}; import json; print(json.dumps({error})); sys.exit(3)"
+    )
     assert next(wait_for_member(card, CASES[0])).passed is True
     case = replace(CASES[0], words="a flood")
     assert next(wait_for_member(card, case)).passed is False
