@@ -111,7 +111,7 @@ def run_in(folder: Path, seed: int = 7) -> Path:
 
 
 def hostile_run(folder: Path) -> Path:
-    long = HOSTILE + "x" * 10_000_000
+    long = HOSTILE + "x" * 1_000_000
     one = trajectory(1, 1, 0, text=long)._replace(query=Query(HOSTILE, HOSTILE), metrics={HOSTILE: 1.0})
     path = recorded_run(folder, [samples_of(one)], "recipe: r\n").path
     (path / "metrics.jsonl").write_text(
