@@ -8,7 +8,6 @@ from typing import Final
 from ...actors.errors import ConfigError
 from ..cli import registry as commands
 from ..cli.exit_status import EXIT_STOPPED, exit_status
-from ..cli.train import train
 from ..hosts import env
 from ..hosts.local_address import own_address_toward
 from .local_ranks import Leader, follow
@@ -41,6 +40,8 @@ def as_command(place: Place, arguments: Sequence[str]) -> list[str]:
     """The arguments of ``flexmarl`` for the head, or for the node of another host.
 
     ``arguments``: of ``flexmarl train``. Raises ConfigError, and click's errors for an invalid option."""
+    from ..cli.train import train  # imported here: it needs seconds, and most processes of a host only wait
+
     parameters = train.make_context("torchrun", list(arguments)).params
     if names := [option for parameter, option in _DECIDED.items() if parameters[parameter]]:
         raise ConfigError(

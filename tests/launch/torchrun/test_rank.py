@@ -1,5 +1,8 @@
 """The part of a process that torchrun has started, as a command of flexmarl."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.torchrun.place import Place
 from flexmarl.launch.torchrun.rank import as_command
 
+from ..conftest import SOURCES
 from .test_place import torchrun
 
 HEAD = Place.of(torchrun(0, MASTER_ADDR="127.0.0.1"))
@@ -39,3 +43,15 @@ def test_a_run_without_a_lasting_name_is_refused() -> None:
 def test_options_that_torchrun_decides_are_refused(option: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"{option[0]}: leave it out"):
         as_command(HEAD, ["a", *option])
+
+
+def test_a_process_that_only_waits_imports_little() -> None:
+    """Most processes of a host wait: the package with its configs would cost each of them seconds."""
+    program = (
+        "import sys, flexmarl.launch.torchrun.rank; print(*{'numpy', 'pydantic', 'zmq'} & {*sys.modules})"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

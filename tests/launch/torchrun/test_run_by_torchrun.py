@@ -79,7 +79,7 @@ def test_a_run_over_two_nodes_is_continued_after_a_restart_and_all_ranks_end_wit
     checkpoint."""
     run, hold = tmp_path / "runs" / "first", tmp_path / "hold"
     hold.write_text("4")  # the third step waits for the kill
-    settings = ("training.steps=8", "checkpoint.every=1", f"data.hold={hold}")
+    settings = ("training.steps=4", "checkpoint.every=1", f"data.hold={hold}")
     with torchrun(tmp_path, *settings, restarts=2) as agents:
         wait_until(
             lambda: len(json_lines(run / "metrics.jsonl")) >= 2 or any(agent.poll() for agent in agents),
@@ -100,4 +100,4 @@ def test_a_run_over_two_nodes_is_continued_after_a_restart_and_all_ranks_end_wit
     resumed = next(event for event in events if event["event"] == "run_resumed")
     assert resumed["step"] >= 1
     assert text(tmp_path).count("has joined the run") == 2, "the other node, twice"
-    assert [metric["step"] for metric in json_lines(run / "metrics.jsonl")] == list(range(1, 9))
+    assert [metric["step"] for metric in json_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
