@@ -67,6 +67,11 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def whole_lines(path: Path) -> int:
+    """Their number. They are not parsed, which costs more than the run if it is asked for again and again."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 class Launched:
     """A ``flexmarl`` process, its actors, and the run directory that it works on."""
 
@@ -133,11 +138,13 @@ class Launched:
     def _processes(self) -> list[psutil.Process]:
         """All that run and belong to the run, also without their launcher."""
         found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                own = process.environ().get("FLEXMARL_RUNTIME_BASE") == str(self._runtime_base)
-                if own and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+        variable = f"FLEXMARL_RUNTIME_BASE={self._runtime_base}".encode()
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
+                if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    process = psutil.Process(pid)
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
         return found
 
     def wait_for_output(self, text: str) -> None:
@@ -152,7 +159,7 @@ class Launched:
 
         def there() -> bool:
             ended = self.process.poll() is not None  # asked first: its last step may come meanwhile
-            if len(self.metrics) >= step:
+            if whole_lines(self.directory / "metrics.jsonl") >= step:
                 return True
             assert not ended, f"ended before step {step}:\n{self.text}"
             return False

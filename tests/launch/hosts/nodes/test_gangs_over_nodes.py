@@ -74,17 +74,24 @@ def assert_learns_the_same(run: Launched, undisturbed: Finished) -> None:
     assert [line["step"] for line in run.metrics] == [line["step"] for line in undisturbed.metrics]
 
 
-def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
+def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill_and_the_loss_of_a_host(
     launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
-    run, nodes = begin(launcher, "gangs", hosts, f"data.hold={hold}")
+    run, nodes = begin(launcher, "gangs", hosts, f"data.hold={hold}", *LOGGED)
     run.wait_for_step(1)
     assert sorted(map(slots_of, nodes.values()), key=sorted) == [{"slot-0"}, {"slot-1"}]
     (name,) = slots_of(nodes["far"])
     nodes["far"].actors()[name].kill()
+    hold.write_text("2")
+    run.wait_for_step(2)
+    wait_for_second_copies(run, 2)
+    assert slots_of(nodes["far"]) == {name}, "it has begun again on its host"
+    nodes["far"].process.kill()
     hold.unlink()
     assert_learns_the_same(run, undisturbed)
     assert [event["slot"] for event in events(run.directory, "slot_lost")][:1] == [name]
+    (moved,) = [event for event in events(run.directory, "actor_moved") if event["actor"] == name]
+    assert moved["node"] != "far" and "node far is lost: its process ended" in str(moved["reason"])
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 
@@ -101,22 +108,6 @@ def test_a_replica_on_each_host_learns_what_one_rank_learns_also_after_a_kill(
     hold.unlink()
     assert_learns_the_same(run, undisturbed)
     assert events(run.directory, "slot_lost") and not events(run.directory, "actor_moved")
-    for launched in (run, *nodes.values()):
-        launched.assert_nothing_is_left()
-
-
-def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
-    launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
-) -> None:
-    run, nodes = begin(launcher, "host", hosts, f"data.hold={hold}", *LOGGED)
-    run.wait_for_step(1)
-    wait_for_second_copies(run, 1)
-    (name,) = slots_of(nodes["far"])
-    nodes["far"].process.kill()
-    hold.unlink()
-    assert_learns_the_same(run, undisturbed)
-    (moved,) = [event for event in events(run.directory, "actor_moved") if event["actor"] == name]
-    assert moved["node"] != "far" and "node far is lost: its process ended" in str(moved["reason"])
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 
