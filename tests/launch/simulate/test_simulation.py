@@ -140,26 +140,29 @@ def test_a_loss_that_comes_again_in_each_attempt_ends_the_simulation(
     assert 2 < len(attempts) < 100
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
+def test_a_seed_decides_every_byte_of_the_log_in_any_process() -> None:
     """Strings hash differently in each process, and objects lie elsewhere."""
-    program = f"from tests.launch.simulate.test_simulation import *\nprint(simulated({seed}, fault_plan=FAULT_PLAN))"
+    program = (
+        "from tests.launch.simulate.test_simulation import *\n"
+        "print(*(simulated(seed, fault_plan=FAULT_PLAN) for seed in range(2)))"
+    )
     digests = []
     for hashes in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hashes, "SIMULATION": f"{os.getpid()}-{seed}"}
+        environment = {**os.environ, "PYTHONHASHSEED": hashes, "SIMULATION": str(os.getpid())}
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
         )  # fmt: skip
-        digests.append(done.stdout)
-    assert digests[0] == digests[1] != ""
+        digests.append(done.stdout.split())
+    assert digests[0] == digests[1] and len({*digests[0]}) == 2
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.FATAL_KILL])
 def test_a_run_survives_each_kind_of_fault_alone(kind: FaultKind) -> None:
-    """Those that do not end included, for which a host is left out of the next attempt."""
+    """Those that do not end included, for which a host is left out of the next attempt. One run is asynchronous, and
+    one shares a slot."""
     drawn = []
-    for seed in range(3):
+    for seed in (1, 2):
         made = checked(seed, replace(FAULT_PLAN, for_good=0.3, kinds={kind: 1.0}))
         drawn += made.injected_faults
-    assert len(drawn) >= 6 and {fault.kind for fault in drawn} == {kind}
+    assert len(drawn) >= 4 and {fault.kind for fault in drawn} == {kind}
