@@ -4,17 +4,37 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flexmarl.launch.cli import sweep
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.run_folder.stored_run import read_run
 
 from ...patience import PATIENCE_S
-from ..conftest import SIMULATED, SOURCES, TINY, wait_until
+from ...warm_process import TEMPLATE, WarmProcess
+from ..conftest import SIMULATED, SOURCES, TINY, UNCHECKED, wait_until
 
 SETTINGS = (str(TINY), *SIMULATED, "checks.trajectory=false")
+COMMAND = f"{UNCHECKED}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
+
+
+@contextmanager
+def _warm_run(command: Sequence[str]) -> Iterator[WarmProcess | subprocess.Popen[bytes]]:
+    """In place of ``subprocess.Popen``, as the sweep calls it."""
+    words = command[len(sweep._COMMAND) :]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    yield TEMPLATE.start(COMMAND, words, environment, 1) or subprocess.Popen(command)
+
+
+@pytest.fixture
+def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are forks of a process that has imported the package, without the checks before a start."""
+    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(Popen=_warm_run, run=subprocess.run))
 
 
 def run_names(runs: Path) -> list[str]:
@@ -25,6 +45,7 @@ def states(runs: Path) -> dict[str, str]:
     return {name: read_run(runs / name).state for name in run_names(runs)}
 
 
+@pytest.mark.usefixtures("warm_runs")
 def test_runs_are_trained_compared_and_not_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [*SETTINGS, "training.steps=1", "seed=0,1", "--name", "s", "--runs", str(tmp_path)]
     assert main(["sweep", *words]) == 0
@@ -37,6 +58,7 @@ def test_runs_are_trained_compared_and_not_again(tmp_path: Path, capfd: pytest.C
     assert "run 1 of 2: s-seed=0 is complete" in shown and "run 2 of 2: s-seed=1 is complete" in shown
 
 
+@pytest.mark.usefixtures("warm_runs")
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     faults = ("rollout.max_failed_share=0", "data.faults=[raise],[null]")
     words = [*SETTINGS, "training.steps=1", *faults, "--name", "s", "--runs", str(tmp_path)]
