@@ -16,6 +16,8 @@ Pair = tuple[Host, Host]
 
 # For a link that is cut: the end of a process is seen without heartbeats, which a busy machine may overrun.
 SOON_LOST = ("supervision.heartbeat_s=0.5", "supervision.missed_heartbeats=3")
+# Steps of a run without an end take a moment: else all cores compute while a test waits for something else.
+ENDLESS = ("training.steps=1000000", "trainer.optimizer_s=0.2")
 
 
 def begin(
@@ -32,7 +34,7 @@ def begin(
 
 
 def endless(launcher: Launcher, name: str, hosts: Pair, *settings: str) -> tuple[Launched, list[Launched]]:
-    run, nodes = begin(launcher, name, hosts, "training.steps=1000000", *settings)
+    run, nodes = begin(launcher, name, hosts, *ENDLESS, *settings)
     run.wait_for_step(2)
     return run, nodes
 
@@ -110,7 +112,7 @@ def test_after_the_loss_of_the_trainer_the_run_continues_on_the_nodes_that_are_t
 ) -> None:
     near, far = hosts
     node = launcher.node("again", "far", "--again", on=far.command)
-    settings = ("agents.solver.instances=2", "training.steps=1000000", "checkpoint.every=1")
+    settings = ("agents.solver.instances=2", *ENDLESS, "checkpoint.every=1")
     run = launcher.train(
         "again", *SIMULATED, *settings, f"network.listen={near.address}", "--nodes", "1", "--restarts", "2",
         on=near.command,
