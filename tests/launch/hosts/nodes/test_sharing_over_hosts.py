@@ -10,15 +10,18 @@ from ...conftest import Launched, Launcher, wait_until
 from ...test_sharing import ENDLESS, GAME, changes, peer_samples, shared
 from .links import cut, needs
 
+# The runs compute until they notice the cut. A busy machine keeps no process waiting for as long.
+SOON_LOST = ("supervision.heartbeat_s=1.0", "supervision.missed_heartbeats=6")
+
 
 def begin(launcher: Launcher, name: str, peer: str, host: Host, files: Path) -> Launched:
     """A run that listens on its host's address, looks for the peer's file, and has written its own."""
     sharing = f"sharing.peers.{peer}={{file: {files / peer}}}"
     listen = f"network.listen={host.address}"
-    run = launcher.train(name, *ENDLESS, listen, sharing, recipe=GAME, on=host.command)
+    run = launcher.train(name, *ENDLESS, *SOON_LOST, listen, sharing, recipe=GAME, on=host.command)
     run.wait_for_step(1)
     admit = ("admit", str(run.directory), str(files / name), "--may", "share")
-    admitted = Launched(run.directory, *admit, on=host.command)
+    admitted = Launched(run.directory, *admit, on=host.command, warm=True)
     assert admitted.wait() == 0, admitted.text
     admitted.close()
     return run
@@ -41,7 +44,7 @@ def test_runs_share_again_after_their_link_was_cut_and_train_nothing_twice(
             lambda: all(changes(*pair)[-1] == "lost" for pair in peers.items()), "the loss of each other"
         )
         for run in runs:  # groups that wait are trained, and then each run alone
-            run.wait_for_step(len(run.metrics) + 20)
+            run.wait_for_step(len(run.metrics) + 8)
         alone = {folder: shared(folder) for folder in peers}
     wait_until(lambda: all_share_more_than(alone), "further groups of each other")
     for run in runs:
