@@ -10,6 +10,8 @@ from flexmarl.launch.cli.main import main
 from flexmarl.launch.cli.new import recipe_names, skeleton_names
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 
+from ..in_process import actors_in_tasks
+
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_copy_is_a_recipe_that_needs_no_other_folder(
@@ -53,7 +55,8 @@ def test_a_skeleton_trains_at_once(name: str, tmp_path: Path, monkeypatch: pytes
     assert main(["new", "mine", "--like", name]) == 0
     few = ["training.steps=2", "training.trajectories_per_query=4", "training.micro_batch=16"]
     few += ["agent_defaults.sft.batches=2"] if name == "chat" else []
-    assert main(["train", "mine", "--name", "first", *few]) == 0
+    with actors_in_tasks():
+        assert main(["train", "mine", "--name", "first", *few]) == 0
     run = tmp_path / "runs" / "first"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
