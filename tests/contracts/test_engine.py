@@ -26,7 +26,7 @@ from flexmarl.transport.errors import StateMismatch
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
 
-from ..actors.inference.engines.vllm_engines import LentEngine
+from ..actors.inference.engines.vllm_engines import lend
 
 MAX_CONTEXT = 64
 LLAMA = {
@@ -57,7 +57,7 @@ async def _embedded() -> Subject:
 
 @functools.cache
 def _vllm_for_all() -> Any:
-    """One engine for all tests: vLLM needs five seconds for another. ``LentEngine`` makes it as a new one."""
+    """One engine for all tests: vLLM needs five seconds for another. ``lend`` makes it as a new one."""
     from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
 
     return VllmEngine(outline_of(VLLM_MODEL), [], VLLM_OPTIONS)
@@ -72,7 +72,7 @@ def ended_vllm() -> Iterator[None]:
 
 
 async def _vllm() -> Subject:
-    engine = await ThreadedEngine.open(lambda: LentEngine(_vllm_for_all()))
+    engine = await ThreadedEngine.open(lambda: lend(_vllm_for_all()))
     return Subject(engine, _drawn_for(outline_of(VLLM_MODEL)), exact_draws=VLLM_OPTIONS.exact_draws)
 
 

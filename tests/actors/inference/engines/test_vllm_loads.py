@@ -18,7 +18,7 @@ from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
 from ....fake_devices import FakeDevices
-from .vllm_engines import VOCABULARY, Learner, LentEngine, far_apart, load, made, model_of, request_of
+from .vllm_engines import VOCABULARY, Learner, far_apart, lend, load, made, model_of, request_of
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +33,7 @@ def shared(scheduling: str) -> Iterator[Any]:
 
 @pytest.fixture
 async def engine(shared: Any) -> AsyncIterator[Engine]:
-    engine = await ThreadedEngine.open(lambda: LentEngine(shared))  # type: ignore[arg-type,return-value]
+    engine = await ThreadedEngine.open(lambda: lend(shared))
     yield engine
     await engine.close()
 

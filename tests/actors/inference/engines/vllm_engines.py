@@ -38,10 +38,13 @@ def made(model: ModelConfig, options: VllmEngineConfig = OPTIONS) -> Any:
     return VllmEngine(outline_of(model), [], options)
 
 
-class LentEngine:
-    """``engine``, which tests share, as a new one: without requests and counts. ``close`` ends its requests alone, in
-    place of five seconds for another engine."""
+def lend(engine: Any) -> Any:
+    """Makes ``engine``, which tests share, as a new one: without requests and counts. ``close`` ends its requests alone,
+    in place of five seconds for another engine."""
+    return _Loan(engine)
 
+
+class _Loan:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         engine._counted = type(engine._counted)()
