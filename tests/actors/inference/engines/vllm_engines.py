@@ -39,8 +39,8 @@ def made(model: ModelConfig, options: VllmEngineConfig = OPTIONS) -> Any:
 
 
 def lend(engine: Any) -> Any:
-    """Makes ``engine``, which tests share, as a new one: without requests and counts. ``close`` ends its requests alone,
-    in place of five seconds for another engine."""
+    """Makes ``engine``, which tests share, as a new one: without requests and counts. ``close`` ends its requests,
+    and not the engine: another one takes five seconds."""
     return _Loan(engine)
 
 
