@@ -79,8 +79,8 @@ async def test_a_policy_that_knows_one_test_alone_is_right_often_enough_to_learn
 
 def test_the_tester_learns_in_a_short_run(runs_here: RunsHere) -> None:
     run = runs_here.train(
-        "short", "training.steps=16", "training.queries_per_step=16", "data.eval_problems=80",
-        "agent_defaults.sft.batches=120", "evaluation.every=0", "checkpoint.every=0",
+        "short", "training.steps=10", "training.queries_per_step=16", "data.eval_problems=10",
+        "agent_defaults.sft.batches=80", "evaluation.every=0", "checkpoint.every=0",
         recipe=recipe_folder("coder-tester"),
     )  # fmt: skip
     assert run.status == 0 and not run.problems, run.text
