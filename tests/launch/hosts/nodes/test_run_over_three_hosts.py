@@ -19,7 +19,7 @@ import pytest
 from flexmarl.launch.bench.namespaces import Host, network_of
 
 from ....patience import PATIENCE_S
-from ...conftest import ONE_AGENT, Launcher, json_lines, wait_until
+from ...conftest import ONE_AGENT, Launcher, json_lines, wait_until, whole_lines
 from ...run_files import trained_by_version
 from .links import cut, cut_between, lossy, missing, needs
 
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        return len(self.run.metrics)
+        return whole_lines(self.run.directory / "metrics.jsonl")
 
     @property
     def trajectories(self) -> int:
