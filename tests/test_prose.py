@@ -5,10 +5,8 @@ samples. ``python -P tests/test_prose.py core/wire README.md`` prints the violat
 """
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,16 +131,16 @@ def _texts(path: str, source: str) -> Iterator[Text]:
 
 
 def _texts_of_python(source: str, first_line: int = 1) -> Iterator[Text]:
-    tree = ast.parse(source)
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     inner = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.JoinedStr)
         for part in ast.walk(node)
         if isinstance(part, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
             yield Text(first_line - 1 + node.lineno, "".join(map(str, parts)), one_line=True)
@@ -155,15 +153,26 @@ def _texts_of_python(source: str, first_line: int = 1) -> Iterator[Text]:
     yield from _comments(source, first_line)
 
 
+# The tokenizer, which is written in Python, takes twenty times as long to find the comments.
+STRING_OR_COMMENT = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#[^\n]*',
+    re.DOTALL,
+)
+
+
 def _comments(source: str, first_line: int) -> Iterator[Text]:
     """Trailing comments, and blocks of comment lines as one text each."""
     block: list[str] = []
     last = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
+    position, line = 0, first_line
+    for match in STRING_OR_COMMENT.finditer(source):
+        start = match.start()
+        if source[start] != "#":
             continue
-        text, line = token.string.lstrip("#:!"), first_line - 1 + token.start[0]
-        alone = not token.line[: token.start[1]].strip()
+        line += source.count("\n", position, start)
+        position = start
+        text = match[0].lstrip("#:!")
+        alone = not source[source.rfind("\n", 0, start) + 1 : start].strip()
         if block and not (alone and line == last + 1):
             yield Text(last - len(block) + 1, "\n".join(block))
             block = []
@@ -254,6 +263,7 @@ BAD = [
     ("x.py", "# a name that\n# is\n# none  #!"),
     ("x.py", "x = 1  # told in time #!\n# fine"),
     ("x.py", "x = 1  # fine\n# made anew #!\n\n# fine"),
+    ("x.py", "x = '#fine\\\\'  # told #!"),
     ("x.py", "raise ValueError(f'{name!r} is no name')  #!"),
     ("x.py", "raise ValueError(  # fine\n    'fine, but '  #!\n    'is none'\n)"),
     ("x.py", "# these are none #!"),
@@ -297,6 +307,7 @@ GOOD = [
     ("x.py", "# ``tell`` is one-way; `goes on` is code"),
     ("x.py", "# tells a late request from a duplicate; tells the two apart"),
     ("x.py", "# is None"),
+    ("x.py", "x = ['#told', '\\'#told', r'#anew']"),
     (
         "x.py",
         "# What is it? Who knows? The folder where it lies. Raises ValueError if it is late. There may be none.",
