@@ -36,12 +36,8 @@ def messages() -> list[str]:
 @cache
 def texts() -> tuple[str, ...]:
     """Every text in the package's code, with ``_VALUE`` for each value in it."""
-    return tuple(
-        text
-        for folder in PACKAGE
-        for file in sorted((ROOT / folder).rglob("*.py"))
-        for text in texts_of(file)
-    )
+    files = [file for folder in PACKAGE for file in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(dict.fromkeys(text for file in files for text in texts_of(file)))
 
 
 def texts_of(file: Path) -> Iterator[str]:
@@ -68,6 +64,8 @@ def is_in_code(message: str) -> bool:
 def quotes(message: str, text: str) -> bool:
     """True if ``text`` has all parts of ``message`` in their order. ``...`` stands for a value or more."""
     parts = [part for part in message.split("...") if part.strip()]
+    if not all(part in text for part in parts):  # of thousands of texts, few need the slower search
+        return False
     return re.search(".*".join(re.escape(part) for part in parts), text, re.DOTALL) is not None
 
 
