@@ -96,9 +96,15 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["passes", "fails"])
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("what", LEAVES)
+# Each kind with and without further processes; and each of these with a test that passes and one that fails.
+@pytest.mark.parametrize(
+    ("what", "processes", "fails"),
+    [
+        (what, processes, number % 2 == processes / 2)
+        for number, what in enumerate(LEAVES)
+        for processes in (0, 2)
+    ],
+)
 def test_a_session_that_leaves_something_has_a_status_of_its_own_and_it_is_removed(
     what: str, processes: int, fails: bool, tmp_path: Path
 ) -> None:
