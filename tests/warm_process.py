@@ -4,9 +4,9 @@ A small run takes six seconds of CPU time, more than four of them for these impo
 the one that forks its actors. Here both are forks of one *template*, a new interpreter that has imported all of it and
 compiled the signatures of the endpoints, has one thread, and serves one process of tests until that ends. Apart from
 that all is as in a command that a person starts: a session, a working directory, an environment and an output of its
-own; a parent that has to wait for it; and a child that forks its actors. That child, the *spare*, is forked before the
-command's code begins, when the process has one thread and no descriptors of its own, and waits until ``ForkServer``
-would start an interpreter.
+own; a parent that has to wait for it; and children: one that forks its actors, and one that makes the checks before the
+start. These, the *spares*, are forked before the command's code begins, when the process has one thread and no
+descriptors of its own, and wait until ``ForkServer`` or the preflight would start an interpreter.
 
 Modules read variables when they are imported: a command with an environment that differs from the template's gets a new
 interpreter, and so does each further process that forks actors. Tests of interpreters that start (search paths, the
@@ -14,6 +14,7 @@ environment, prints at an import, a process that dies as it imports) take new on
 """
 
 import atexit
+import contextlib
 import ctypes
 import importlib
 import os
@@ -23,13 +24,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn
 
 import setproctitle
 
@@ -37,6 +39,8 @@ _BASE: Final = "FLEXMARL_RUNTIME_BASE"
 _PATHS: Final = "PYTHONPATH"
 _VARIABLES: Final = {_BASE, "COLUMNS", "PATH", "PYTEST_CURRENT_TEST", "SPT_NOENV"}
 """Those that are read when they are needed: a fork may have other values of them."""
+# Those that are read late by the checks before a start, which have other values of them.
+_LATE: Final = {"TMPDIR", "PYTHONDONTWRITEBYTECODE"}
 # The title of a process takes the place of its arguments, and the variable that is looked for of its first value.
 _TITLE_CHARACTERS = 2000
 _BASE_CHARACTERS = 250
@@ -46,7 +50,9 @@ _LONGEST_SLEEP_S = 0.05
 _MODULES = (
     "flexmarl.launch.cli.registry", "flexmarl.launch.cli.train", "flexmarl.launch.cli.eval",
     "flexmarl.launch.cli.node", "flexmarl.launch.cli.serve", "flexmarl.launch.run.run",
-    "flexmarl.launch.run.preflight.preflight",
+    "flexmarl.launch.run.preflight.preflight", "flexmarl.launch.run.preflight.process",
+    "flexmarl.launch.run.preflight.model_checks", "flexmarl.launch.run.preflight.sft_checks",
+    "flexmarl.launch.run.preflight.trial",
 )  # fmt: skip
 
 
@@ -112,17 +118,22 @@ class Template:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         output: int,
+        errors: int | None = None,
+        *,
         on: Sequence[str] = (),
+        directory: str | None = None,
     ) -> WarmProcess | None:
         """A process that runs ``code``, as ``python -c`` does, and writes to ``output``, without input, in a session of
-        its own. ``on``: words before a command that run it in a network namespace. None if they run it elsewhere, or
-        if ``environment`` is not the template's, of which the first call decides."""
+        its own. ``errors``: for its standard error, instead of ``output``. ``on``: words before a command that run it
+        in a network namespace. None if they run it elsewhere, or if ``environment`` is not the template's, of which the
+        first call decides."""
         if self._process is None:
             self._open(environment)
         if _usual(environment) != self._environment or (on and tuple(on[:-1]) != _ENTER):
             return None
-        words = (code, list(arguments), dict(environment), str(Path.cwd()), on[-1] if on else "")
-        return WarmProcess(self, self.ask("start", *words, descriptors=(output,)))
+        words = (code, list(arguments), dict(environment), directory or str(Path.cwd()), on[-1] if on else "")
+        descriptors = (output, output if errors is None else errors)
+        return WarmProcess(self, self.ask("start", *words, descriptors=descriptors))
 
     def _open(self, environment: Mapping[str, str]) -> None:
         from flexmarl.launch.hosts import env
@@ -168,11 +179,10 @@ TEMPLATE: Final = Template()
 # ------------------------------------------------------------------ the template
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(requests: socket.socket, usual: Mapping[str, str]) -> None:
     """Forks commands, and waits for those that have ended, until the process of the tests has gone."""
-    usual = _usual(os.environ)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
         if not message:
             return
         what, *words = pickle.loads(message)  # noqa: S301  # of the process that has started this one
@@ -196,6 +206,7 @@ def _run_command(
     directory: str,
     namespace: str,
     output: int,
+    errors: int,
 ) -> NoReturn:
     """In a fork: the rest of its life is a command's."""
     try:
@@ -204,17 +215,18 @@ def _run_command(
         os.setsid()
         os.chdir(directory)
         enter(Host(namespace, "", _ENTER if namespace else ()))
-        for target in (1, 2):
-            os.dup2(output, target)
-        os.close(output)
+        for descriptor, target in ((output, 1), (errors, 2)):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
         os.environ.clear()
         os.environ.update(environment)
         _show_variable(environment.get(_BASE, ""))
-        spare = _Spare(usual)
+        fork_server = _Spare(usual, _serve_forks)
+        checks = _Spare(usual, _check, fork_server)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # actors, whose variables the template has, have no buffer
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
-        status = _run_code(code, arguments, spare)
+        status = _run_code(code, arguments, fork_server, checks)
     except BaseException:  # noqa: BLE001  # nothing of the template may run in this process
         traceback.print_exc()
         status = 1
@@ -224,11 +236,13 @@ def _run_command(
         os._exit(status)
 
 
-def _run_code(code: str, arguments: list[str], spare: "_Spare") -> int:
+def _run_code(code: str, arguments: list[str], fork_server: "_Spare", checks: "_Spare") -> int:
     """As ``python -c`` does; returns the exit status. Modules are not taken apart, which is seconds with torch."""
     from flexmarl.core.supervision import forking
+    from flexmarl.launch.run.preflight import preflight
 
-    forking.subprocess = SimpleNamespace(Popen=spare.popen, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment, attr-defined]
+    forking.subprocess = SimpleNamespace(Popen=fork_server.popen, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment, attr-defined]
+    preflight.subprocess = SimpleNamespace(Popen=checks.popen, PIPE=subprocess.PIPE)  # type: ignore[assignment, attr-defined]
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = ["-c", *arguments]
     sys.path.insert(0, "")
@@ -267,50 +281,93 @@ def _show_variable(value: str) -> None:
 
 
 class _Spare:
-    """A fork of a command's process, which becomes the one that forks the command's actors."""
+    """A fork of a command's process, which does ``work`` in place of a new interpreter: with that one's arguments, and
+    the descriptor that it would inherit. ``before``: a spare that this one must not keep open."""
 
-    def __init__(self, usual: Mapping[str, str]) -> None:
-        self._usual = usual
+    def __init__(
+        self, usual: Mapping[str, str], work: Callable[[list[str], int], None], before: "_Spare | None" = None
+    ) -> None:
+        self._usual = _without(usual, _LATE)
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
         if not self._pid:
             self._socket.close()
-            _become_fork_server(other)
+            if before is not None:
+                before._socket.close()
+            _wait_for_work(other, work)
         other.close()
 
-    def popen(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes] | _Child":
-        """In place of ``subprocess.Popen``, as ``ForkServer`` calls it."""
-        added = _added_paths(self._usual, _usual(options["env"]))
-        if added is not None and self._pid:
-            (node,) = options["pass_fds"]
-            limits = (_umask(), *resource.getrlimit(resource.RLIMIT_NOFILE))
-            request = pickle.dumps((command, dict(options["env"]), added, str(Path.cwd()), limits))
-            pid, self._pid = self._pid, 0
+    def popen(self, command: list[str], **options: Any) -> "subprocess.Popen[Any] | _Child":
+        """In place of ``subprocess.Popen``, as ``ForkServer`` and the preflight call it."""
+        added = _added_paths(self._usual, _without(_usual(options["env"]), _LATE))
+        if added is None or not self._pid:
+            return subprocess.Popen(command, **options)
+        child, self._pid = _Child(self._pid), 0
+        limits = (_umask(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+        session = options.get("start_new_session", False)
+        request = pickle.dumps((command, dict(options["env"]), added, str(Path.cwd()), session, limits))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._socket)
+            streams = [
+                child.stream(stack, name, options.get(name, subprocess.DEVNULL))
+                for name in ("stdin", "stdout", "stderr")
+            ]
             try:
-                socket.send_fds(self._socket, [request], [node, options["stdout"].fileno()])
+                socket.send_fds(self._socket, [request], [*streams, *options.get("pass_fds", ())])
             except OSError:  # it was killed, together with the command's session
-                os.waitpid(pid, 0)
-            else:
-                return _Child(pid)
-            finally:
-                self._socket.close()
-        return subprocess.Popen(command, **options)
+                child.wait()
+                return subprocess.Popen(command, **options)
+        return child
 
 
 class _Child:
-    """A process as ``ForkServer`` needs it."""
+    """A process as ``ForkServer`` and the preflight need it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._ended = False
+        self.returncode: int | None = None
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+
+    def stream(self, stack: contextlib.ExitStack, name: str, where: Any) -> int:
+        """The descriptor of a standard stream for the process, which ``stack`` closes if it was opened here."""
+        if where == subprocess.DEVNULL:
+            return stack.enter_context(Path(os.devnull).open("r+b", buffering=0)).fileno()
+        if where != subprocess.PIPE:
+            number: int = where.fileno()
+            return number
+        reader, writer = os.pipe()
+        mine, other = (writer, reader) if name == "stdin" else (reader, writer)
+        setattr(self, name, os.fdopen(mine, "w" if name == "stdin" else "r", errors="replace"))
+        stack.callback(os.close, other)
+        return other
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
     def kill(self) -> None:
-        if not self._ended:
+        if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> None:
-        os.waitpid(self.pid, 0)
-        self._ended = True
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline is None:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            elif time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            else:
+                time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def _without(variables: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in names}
 
 
 def _umask() -> int:
@@ -319,43 +376,58 @@ def _umask() -> int:
     return mask
 
 
-def _become_fork_server(requests: socket.socket) -> NoReturn:
+def _wait_for_work(requests: socket.socket, work: Callable[[list[str], int], None]) -> NoReturn:
     try:
-        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
         if not message:
             os._exit(0)
     except BaseException:  # noqa: BLE001  # a signal to the command's session
         os._exit(1)
     try:
         requests.close()
-        command, environment, added, directory, (mask, *files) = pickle.loads(message)  # noqa: S301  # of the command
-        os.setsid()
+        command, environment, added, directory, session, (mask, *files) = pickle.loads(message)  # noqa: S301  # of the command
+        if session:
+            os.setsid()
         os.chdir(directory)
         os.umask(mask)
         resource.setrlimit(resource.RLIMIT_NOFILE, tuple(files))
-        node, log = descriptors
-        with Path(os.devnull).open() as nothing:
-            for source, target in ((nothing.fileno(), 0), (log, 1), (log, 2)):
-                os.dup2(source, target)
-        os.close(log)
+        for target, source in enumerate(descriptors[:3]):
+            os.dup2(source, target)
+            os.close(source)
         behind = len(os.environ[_PATHS].split(os.pathsep))
         sys.path[behind:behind] = added
         os.environ.clear()
         os.environ.update(environment)
+        sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
+        tempfile.tempdir = None
         setproctitle.setproctitle(" ".join(command))
-        sys.argv = ["-m", str(node), *command[5:]]
-        from flexmarl.core.worker import fork_server
-
-        fork_server.main()
+        work(command[4:], descriptors[3] if len(descriptors) > 3 else -1)
     except BaseException:  # noqa: BLE001  # nothing of the command may run in this process
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
+def _serve_forks(arguments: list[str], node: int) -> None:
+    from flexmarl.core.worker import fork_server
+
+    sys.argv = ["-m", str(node), *arguments[1:]]
+    fork_server.main()
+
+
+def _check(arguments: list[str], _: int) -> None:
+    from flexmarl.launch.run.preflight import process
+
+    sys.argv = ["-m", *arguments]
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    process.main()
+
+
 def main() -> None:
     """Serves the process of the tests, whose socket is the first argument."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    usual = _usual(os.environ)  # before the imports: torch adds TORCHINDUCTOR_CACHE_DIR
     setproctitle.getproctitle()  # it looks for its memory behind the variables, which forks change
     from flexmarl.core.base.collector import importing
     from flexmarl.core.worker.fork_server import _obstacle
@@ -369,7 +441,7 @@ def main() -> None:
             importlib.import_module(name.partition(":")[0])
     problem = _obstacle()
     assert not problem, f"imported modules have {problem}: no process can be forked"
-    _serve(requests)
+    _serve(requests, usual)
     os._exit(0)
 
 

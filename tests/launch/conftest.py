@@ -102,7 +102,7 @@ class Launched:
         warm = warm and terminal is None
         with self.output.open("wb") as output:
             stream = output.fileno() if terminal is None else terminal
-            forked = TEMPLATE.start(code, arguments, environment, stream, on) if warm else None
+            forked = TEMPLATE.start(code, arguments, environment, stream, on=on) if warm else None
             self.process: WarmProcess | subprocess.Popen[bytes] = forked or subprocess.Popen(
                 command if terminal is None else ["setsid", "--ctty", "--wait", *command],
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
