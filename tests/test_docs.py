@@ -12,25 +12,19 @@ A page's code blocks are taken in order, in a folder of the page's own. By the l
 """
 
 import contextlib
-import io
 import json
 import os
 import re
 import shlex
 import subprocess
-import sys
-import tempfile
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import click
 import pytest
 import yaml
 
-from flexmarl.launch.cli.main import main
 from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.simulate.scenario import read_scenario
@@ -39,13 +33,9 @@ from scripts.bench.commands import run as benchmarks
 from .checkouts import changed_checkout, changed_files, changes
 from .pages import PAGES, ROOT, Block, blocks, of_language, tables
 from .patience import PATIENCE_S
-from .warm_process import TEMPLATE
+from .warm_process import TEMPLATE, Template
+from .warm_programs import warm_programs
 
-# Commands that start no actor, and that import torch for a second of work.
-_LIGHT = re.compile(r"flexmarl (?:export|train [^|&;<>]*--(?:on|dry-run)\b)[^|&;<>]*")
-# Commands in which a shell would only take quotation marks away.
-_PLAIN = re.compile(r"""flexmarl (?:[\w\s./:=,+@%-]|'[^']*'|"[^"$`\\]*")*""")
-_MAIN = "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
 # Lines that a busy machine prints too.
 _WAITING = re.compile(
     r"^(?:checking .* for \d+ s, of at most \d+|(?:placing the actors|\d+ of \d+ steps) .*simulat.*)\n",
@@ -66,59 +56,45 @@ _ANY_RECIPE: dict[str, Any] = {
     "page", [page for page in PAGES if any(b.language == "console" for b in blocks(page))]
 )
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
-    folder = tmp_path / "page"
-    package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
-    environment = _environment(tmp_path, package)
+    folder, programs = tmp_path / "page", tmp_path / "bin"
     folder.mkdir()
-    typed: set[str] = set()
-    for block in blocks(page):
-        if block.file and not block.is_of_package:
-            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.file).write_text(block.text)
-        elif block.language == "console":
-            for commands in _parts(block):
-                _runner(commands, package, typed)(block, commands, folder, environment)
-                typed |= _names(commands)
+    programs.mkdir()
+    package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
+    with contextlib.ExitStack() as stack:
+        template = TEMPLATE if package == ROOT else stack.enter_context(contextlib.closing(Template()))
+        stack.enter_context(warm_programs(programs, template, _new_names(page)))
+        environment = _environment(programs, package)
+        for block in blocks(page):
+            if block.file and not block.is_of_package:
+                (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / block.file).write_text(block.text)
+            elif block.language == "console":
+                for commands in _parts(block):
+                    _run_in_shell(block, commands, folder, environment)
     _check_metrics(page, folder)
     _check_ratios(page, folder)
     _check_learning(page, folder)
 
 
-def _runner(
-    commands: list[tuple[str, str]], package: Path, typed: set[str]
-) -> Callable[[Block, list[tuple[str, str]], Path, dict[str, str]], None]:
-    """``typed``: the commands that a page has had. The first of a name is typed in a shell, by the first pass; further
-    ones save the start of an interpreter, if a shell has nothing else to do. In the second pass, with another Python,
-    other tests start interpreters of that Python, and pages save that of each first command too."""
-    if package != ROOT:
-        return _run_in_shell
-    again = _names(commands) <= typed
-    if again and all(_LIGHT.fullmatch(command) for command, _ in commands):
-        return _run_here
-    plain = all(_PLAIN.fullmatch(command) for command, _ in commands)
-    second = os.environ.get("FLEXMARL_SECOND_PASS") == "1"
-    return _run_in_fork if plain and (again or second) else _run_in_shell
+def _new_names(page: str) -> set[str]:
+    """The commands that no page before this one has. The first of a name starts a new interpreter, as a person does;
+    the processes of all others are forked, which saves the imports of torch and of transformers."""
+    pages = list(PAGES)
+    before = {name for other in pages[: pages.index(page)] for name in _names(other)}
+    return _names(page) - before
 
 
-def _names(commands: list[tuple[str, str]]) -> set[str]:
-    """The names of the commands of ``flexmarl`` in these lines: ``train``."""
-    return {name for line, _ in commands for name in re.findall(r"\bflexmarl (\w+)", line)}
+def _names(page: str) -> set[str]:
+    """The names of the commands of ``flexmarl`` that a page runs (``train``), and ``python``."""
+    text = "\n".join(block.text for block in blocks(page) if block.language == "console")
+    return set(re.findall(r"\b(?:flexmarl |(?=python ))([\w-]+)", text))
 
 
-def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
+def _environment(programs: Path, package: Path) -> dict[str, str]:
     """With ``package``, and with the commands ``flexmarl`` and ``python`` on the path, as in an active environment."""
-    programs = {
-        "python": "",
-        "flexmarl": f"-c {shlex.quote(_MAIN)}",
-    }
-    (tmp_path / "bin").mkdir()
-    for name, arguments in programs.items():
-        program = tmp_path / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n')
-        program.chmod(0o755)
     return {
         **os.environ,
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(package / "scripts" / "src"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -166,44 +142,6 @@ def _run_in_shell(
     for (command, shown), lines in zip(commands, printed, strict=False):
         _check_output(block, command, shown, lines)
     assert (len(printed), done.returncode) == (len(commands), 0), f"{block}:\n{done.stdout}"
-
-
-def _run_here(
-    block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
-) -> None:
-    """Runs commands of ``flexmarl`` in this process, and compares their output.
-
-    A process for each would import torch and transformers, which takes ten times as long as the plan of a run. The
-    first of a page has one.
-    """
-    for command, shown in commands:
-        output = io.StringIO()
-        with (
-            contextlib.chdir(folder),
-            patch.dict(os.environ, environment),
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(output),
-        ):
-            status = main(shlex.split(command)[1:])
-        _check_output(block, command, shown, output.getvalue())
-        assert status == 0 or _is_refused(shown), f"{block}: $ {command}\nended with status {status}"
-
-
-def _run_in_fork(
-    block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
-) -> None:
-    """Runs commands of ``flexmarl`` in processes that have imported it, and compares their output. A shell runs them if
-    these processes have another environment, that of other tests."""
-    for command, shown in commands:
-        with tempfile.TemporaryFile("w+") as output, contextlib.chdir(folder):
-            process = TEMPLATE.start(_MAIN, shlex.split(command)[1:], environment, output.fileno())
-            if process is None:
-                _run_in_shell(block, [(command, shown)], folder, environment)
-                continue
-            status = process.wait(PATIENCE_S)
-            output.seek(0)
-            _check_output(block, command, shown, output.read())
-        assert status == 0 or _is_refused(shown), f"{block}: $ {command}\nended with status {status}"
 
 
 def _check_output(block: Block, command: str, shown: str, printed: str) -> None:
@@ -305,40 +243,12 @@ def test_output_is_compared(shown: str, printed: str, same: bool) -> None:
     assert _is_shown(shown, printed) is same
 
 
-@pytest.mark.parametrize(
-    ("command", "in_a_fork"),
-    [
-        ("flexmarl train my-recipe training.steps=2 --name trial", True),
-        ("flexmarl train sinks='[{name: csv, file: \"more.csv\"}]' --quiet", True),
-        ('flexmarl plan scenario.yaml --budget "8 devices"', True),
-        ("flexmarl train a.yaml > log &", False),
-        ("flexmarl train {a,b}.yaml", False),
-        ('flexmarl train "$recipe"', False),
-        ("flexmarl samples runs/*", False),
-        ("flexmarl stop runs/a; flexmarl runs list", False),
-        ("python recipe.py", False),
-    ],
-)
-def test_a_command_of_a_name_that_was_typed_runs_in_a_fork_if_it_needs_no_shell(
-    command: str, in_a_fork: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FLEXMARL_SECOND_PASS", raising=False)
-    commands, typed = [(command, "")], _names([(command, "")])
-    assert _runner(commands, ROOT, {"new"}) is _run_in_shell
-    assert _runner(commands, ROOT, typed) is (_run_in_fork if in_a_fork else _run_in_shell)
-    assert _runner(commands, ROOT / "copy", typed) is _run_in_shell, "of another package"
-    monkeypatch.setenv("FLEXMARL_SECOND_PASS", "1")
-    assert _runner(commands, ROOT, set()) is (_run_in_fork if in_a_fork else _run_in_shell)
-
-
-def test_light_commands_of_a_name_that_was_typed_run_in_the_process_of_the_tests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("FLEXMARL_SECOND_PASS", raising=False)
-    commands = [("flexmarl train my-recipe --dry-run", "")]
-    assert _runner(commands, ROOT, {"new"}) is _run_in_shell
-    assert _runner(commands, ROOT, {"new", "train"}) is _run_here
-    assert _runner(commands, ROOT / "copy", {"train"}) is _run_in_shell
+def test_the_first_command_of_each_name_has_a_new_interpreter() -> None:
+    names = {page: _new_names(page) for page in PAGES}
+    assert "train" in names["README.md"] and "new" in names["custom-losses.md"]
+    assert "python" in names["algorithms.md"]
+    firsts = [name for page in PAGES for name in names[page]]
+    assert len(firsts) == len(set(firsts)) > 12
 
 
 def test_every_block_is_of_a_known_kind() -> None:
