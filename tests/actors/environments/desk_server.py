@@ -60,7 +60,7 @@ def serve_by_hand(behaviour: str) -> None:
                 result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}
                 answer = {"result": result}
             case "tools/list":
-                answer = {"result": listed(behaviour, int(parameters.get("cursor") or 0))}
+                answer = {"result": tools_of_page(behaviour, int(parameters.get("cursor") or 0))}
             case "tools/call" if parameters["name"] == "fail":
                 os._exit(3)
             case "tools/call":
@@ -79,7 +79,7 @@ def results_of_desk() -> Iterator[dict[str, Any]]:
         yield {"content": [{"type": "text", "text": str(number)}]}
 
 
-def listed(behaviour: str, page: int) -> dict[str, Any]:
+def tools_of_page(behaviour: str, page: int) -> dict[str, Any]:
     """The tools of one page."""
     if behaviour == "desk":
         names = ["add", "count_calls", "fail", "hang"]

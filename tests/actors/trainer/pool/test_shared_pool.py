@@ -91,11 +91,11 @@ def numbers_of(calls: Sequence[str], most: int, *, before: bool) -> list[int]:
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(calls, 1):
         numbers.setdefault(name, []).append(number)
-    chosen: set[int] = set()
+    picks: set[int] = set()
     for of_name in numbers.values():
-        ordered = of_name if before else of_name[::-1]
-        chosen.update(ordered[place * len(ordered) // most] for place in range(most))
-    return sorted(chosen)
+        in_order = of_name if before else of_name[::-1]
+        picks.update(in_order[place * len(in_order) // most] for place in range(most))
+    return sorted(picks)
 
 
 @pytest.fixture(scope="module")
