@@ -1,8 +1,9 @@
 """Turns of the papers: as the rollout sends them, and the gradients that a policy in double precision steps with."""
 
+import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
@@ -14,7 +15,7 @@ from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 
-from ...algorithm import Algorithm, as_closed
+from ...algorithm import Algorithm, algorithm, as_closed
 from ...papers import PaperTurn
 from ...users_losses import users_loss
 from .policies import make_double_policy
@@ -44,7 +45,8 @@ def entropies_of(model: Any, turn: PaperTurn) -> Tensor:
     """``[T]``, each as the sum over the vocabulary."""
     logits = model(input_ids=torch.tensor([[*turn.prompt, *turn.tokens]])).logits[0]
     distributions = logits[len(turn.prompt) - 1 : -1].softmax(-1)
-    return torch.stack([-sum((p * p.log() for p in row), torch.zeros(())) for row in distributions])
+    entropies: Tensor = -(distributions * distributions.log()).sum(-1)
+    return entropies
 
 
 def values_of(critic: Any, turn: PaperTurn) -> Tensor:
@@ -53,11 +55,22 @@ def values_of(critic: Any, turn: PaperTurn) -> Tensor:
     return values
 
 
-def make_turns(
-    seed: int, model: Any, sizes: Sequence[int] = (2, 3, 5)
-) -> tuple[list[PaperTurn], list[list[float]]]:
+@functools.cache
+def _first_model() -> Any:
+    return make_policy(algorithm(name="grpo")).model
+
+
+@functools.cache
+def first_logprobs(turn: PaperTurn) -> Tensor:
+    """``[T]``, of the weights that the policies of all algorithms begin with."""
+    with torch.no_grad():
+        return logprobs_of(_first_model(), turn)
+
+
+@functools.cache
+def make_turns(seed: int, sizes: tuple[int, ...]) -> tuple[list[PaperTurn], list[list[float]]]:
     """Groups of ``sizes`` trajectories with one to three turns of 1 to 8 tokens, and their rewards. The engine's
-    probabilities differ by up to a factor of 3."""
+    probabilities differ by up to a factor of 3 from those of ``first_logprobs``."""
     rng = random.Random(seed)
     turns, rewards = [], []
     for query, size in enumerate(sizes):
@@ -67,9 +80,8 @@ def make_turns(
                 prompt = tuple(rng.randrange(16) for _ in range(rng.randint(1, 6)))
                 tokens = tuple(rng.randrange(16) for _ in range(rng.randint(1, LONGEST)))
                 turn = PaperTurn(query, trajectory, number, reward, prompt, tokens, ())
-                with torch.no_grad():
-                    drawn = tuple(lp + rng.uniform(-1.1, 1.1) for lp in logprobs_of(model, turn).tolist())
-                turns.append(PaperTurn(query, trajectory, number, reward, prompt, tokens, drawn))
+                drawn = tuple(lp + rng.uniform(-1.1, 1.1) for lp in first_logprobs(turn).tolist())
+                turns.append(replace(turn, engine=drawn))
     return turns, rewards
 
 

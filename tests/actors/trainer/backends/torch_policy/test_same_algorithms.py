@@ -14,7 +14,7 @@ import flexmarl.launch
 from flexmarl.actors.credit.algorithms import ALGORITHMS
 
 from ...algorithm import algorithm
-from .paper_steps import logprobs_of, make_policy, make_turns, samples_of, stepped_updates, train
+from .paper_steps import first_logprobs, make_policy, make_turns, samples_of, stepped_updates, train
 
 PAGE: Final = Path(flexmarl.launch.__path__[0], "docs", "algorithms.md")
 SIZES: Final = (3, 4, 5, 3)
@@ -49,13 +49,12 @@ def gradients(name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> T
     """Those of the policy, of all updates of one step."""
     of = algorithm(name=name, old_policy=setting.old_policy)
     policy = make_policy(of, updates=setting.updates)
-    turns, rewards = make_turns(5, policy.model, SIZES)
+    turns, rewards = make_turns(5, SIZES)
     rng = random.Random(7)
     drawn = []
     for turn in turns:
         if turn.number < setting.turns:
-            with torch.no_grad():
-                engine = logprobs_of(policy.model, turn).tolist()
+            engine = first_logprobs(turn).tolist()
             if setting.is_stale:
                 engine = [logprob + rng.uniform(-0.9, 0.9) for logprob in engine]
             drawn.append(replace(turn, engine=tuple(engine)))
