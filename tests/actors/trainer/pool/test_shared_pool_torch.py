@@ -51,8 +51,9 @@ def policy(
     )
 
 
+EQUAL = "equal shapes"
 MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "equal shapes": ({}, {}),
+    EQUAL: ({}, {}),
     "bfloat16 and other shapes": ({"dtype": "bfloat16"}, {"hidden": 64}),
     "critic and reference": ({"name": "ppo", "kl_coefficient": 0.1}, {"kl_coefficient": 0.1}),
     "adapters over one base": (
@@ -69,6 +70,14 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+STATES: dict[str, tuple[int, ...]] = {
+    EQUAL: (1, 2),
+    "adapters over one base": (1, 2),
+    "an adapter beside full weights": (2,),
+    "held samples": (2,),
+    "several updates": (2,),
+}
+"""States that a slot keeps at a time, where it is not one alone."""
 ONE_STATE = SharedPoolConfig(slots=1, states_per_slot=1)
 
 
@@ -112,7 +121,7 @@ def run(
 @pytest.mark.parametrize("mix", MIXES)
 def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
     static = run(tmp_path / "static", mix, None)
-    for states in (1, 2):
+    for states in STATES.get(mix, (1,)):
         fate = Fate()
         assert (
             run(tmp_path / f"shared-{states}", mix, SharedPoolConfig(slots=1, states_per_slot=states), fate)
@@ -128,9 +137,17 @@ class Undisturbed:
     mix: str
     found: dict[PolicyName, Any]
     calls: list[str]
+    is_apart: bool = False
+
+    def check_loss(self, folder: Path, call: str, *, before: bool) -> None:
+        """Asserts that a run whose slot worker dies in its last ``call`` has the same results."""
+        last = max(number for number, name in enumerate(self.calls, 1) if name == call)
+        fate = Fate(dies_at=last, before=before)
+        assert run(folder, self.mix, ONE_STATE, fate, apart=self.is_apart) == self.found
+        assert fate.killed == ["slot-0"]
 
 
-@pytest.fixture(scope="module", params=["critic and reference", "several updates"])
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Undisturbed:
     fate = Fate()
     return Undisturbed(
@@ -139,29 +156,49 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
 
 
 @pytest.mark.parametrize(
-    "call", ["resume", "accumulate", "suspend", "optimizer_step", "set_weights", "set_rest"]
+    ("undisturbed", "call", "before"),
+    [
+        (mix, call, before)
+        for mix, first in (("critic and reference", True), ("several updates", False))
+        for call, before in (
+            ("resume", first),
+            ("accumulate", not first),
+            ("suspend", first),
+            ("optimizer_step", not first),
+            ("set_weights", first),
+            ("set_rest", not first),
+        )
+    ],
+    indirect=["undisturbed"],
 )
-@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
 def test_a_slot_worker_that_dies_changes_no_bit(
     tmp_path: Path, undisturbed: Undisturbed, call: str, before: bool
 ) -> None:
-    last = max(number for number, name in enumerate(undisturbed.calls, 1) if name == call)
-    fate = Fate(dies_at=last, before=before)
-    assert run(tmp_path / "lost", undisturbed.mix, ONE_STATE, fate) == undisturbed.found
-    assert fate.killed == ["slot-0"]
+    """Before it acts, or before its answer: one with the first mix, the other with the second."""
+    undisturbed.check_loss(tmp_path / "lost", call, before=before)
 
 
 # ----------------------------------------------------------------------- slots on other hosts
 
 
-@pytest.mark.parametrize("mix", ["equal shapes", "critic and reference"])
-def test_states_that_resume_on_other_hosts_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
-    fate = Fate()
-    config = SharedPoolConfig(slots=1, states_per_slot=1)
-    assert run(tmp_path / "apart", mix, config, fate, apart=True) == run(tmp_path / "static", mix, None)
-    assert fate.calls.count("forget_copies") >= fate.calls.count("set_rest")
-    assert fate.calls.count("suspend") >= 10
-    assert not list((tmp_path / "apart").glob("host-*/*.arena"))
+@pytest.fixture(scope="module")
+def undisturbed_apart(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Undisturbed:
+    folder, fate = tmp_path_factory.mktemp("apart"), Fate()
+    found = run(folder, request.param, ONE_STATE, fate, apart=True)
+    assert not list(folder.glob("host-*/*.arena"))
+    return Undisturbed(request.param, found, fate.calls, is_apart=True)
+
+
+@pytest.mark.parametrize("undisturbed_apart", ["critic and reference", EQUAL], indirect=True)
+def test_states_that_resume_on_other_hosts_learn_the_same_bit_for_bit(
+    tmp_path: Path, undisturbed_apart: Undisturbed
+) -> None:
+    assert undisturbed_apart.found == run(tmp_path / "static", undisturbed_apart.mix, None)
+    calls = undisturbed_apart.calls
+    assert calls.count("forget_copies") >= calls.count("set_rest")
+    assert calls.count("suspend") >= 10
 
 
 def test_a_state_whose_host_is_lost_resumes_on_another_one(tmp_path: Path) -> None:
@@ -172,22 +209,28 @@ def test_a_state_whose_host_is_lost_resumes_on_another_one(tmp_path: Path) -> No
             found = await trained(home, [SOLVER])
             return found, [event["slots"] for event in home.listener.events if "slots" in event]
 
-    whole, _ = asyncio.run(main(tmp_path / "whole", Fate()))
     calls = Fate()
-    asyncio.run(main(tmp_path / "calls", calls))
+    whole, _ = asyncio.run(main(tmp_path / "whole", calls))
     last = max(number for number, name in enumerate(calls.calls, 1) if name == "accumulate")
     found, slots = asyncio.run(main(tmp_path / "lost", Fate(dies_at=last)))
     assert found == whole
     assert slots == ["slot-1"]
 
 
-@pytest.mark.parametrize("call", ["suspend", "set_weights", "set_rest", "forget_copies"])
-@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
-def test_a_slot_of_another_host_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
-    mix, config = "equal shapes", SharedPoolConfig(slots=1, states_per_slot=1)
-    calls = Fate()
-    undisturbed = run(tmp_path / "whole", mix, config, calls, apart=True)
-    last = max(number for number, name in enumerate(calls.calls, 1) if name == call)
-    fate = Fate(dies_at=last, before=before)
-    assert run(tmp_path / "lost", mix, config, fate, apart=True) == undisturbed
-    assert fate.killed == ["slot-0"]
+@pytest.mark.parametrize(
+    ("undisturbed_apart", "call", "before"),
+    [
+        (EQUAL, "suspend", True),
+        (EQUAL, "suspend", False),
+        (EQUAL, "set_weights", False),
+        (EQUAL, "set_rest", True),
+        (EQUAL, "set_rest", False),
+        (EQUAL, "forget_copies", True),
+    ],
+    indirect=["undisturbed_apart"],
+)
+def test_a_slot_of_another_host_that_dies_changes_no_bit(
+    tmp_path: Path, undisturbed_apart: Undisturbed, call: str, before: bool
+) -> None:
+    """Before it acts, or before its answer."""
+    undisturbed_apart.check_loss(tmp_path / "lost", call, before=before)
