@@ -38,7 +38,8 @@ from .warm_programs import warm_programs
 
 # Lines that a busy machine prints too.
 _WAITING = re.compile(
-    r"^(?:checking .* for \d+ s, of at most \d+|(?:placing the actors|\d+ of \d+ steps) .*simulat.*)\n",
+    r"^(?:checking .* for \d+ s, of at most \d+|(?:placing the actors|\d+ of \d+ steps) .*simulat.*)\n"
+    r"|^warning: nothing has ended for .*\n(?:  .*\n)+",
     re.MULTILINE,
 )
 # Settings without a file are a part of this config.
@@ -237,6 +238,11 @@ def _parse_options(command: click.Command, arguments: list[str]) -> None:
         ("a\n...\nc\n", "a\nb\n", False),
         ("a\n", "3 of 3 steps simulated, 2 min 20 s of virtual time; 30 s\na\n", True),
         ("a\n", "checking rewards for 10 s, of at most 60\na\n", True),
+        (
+            "a\n",
+            "warning: nothing has ended for 30.2 s, step 1 waits for:\n  supervisor: a process for router\na\n",
+            True,
+        ),
     ],
 )
 def test_output_is_compared(shown: str, printed: str, same: bool) -> None:
