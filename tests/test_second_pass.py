@@ -27,6 +27,7 @@ def pytest_configure(config):
         config.pluginmanager.register(plugin)
 """
 COMPUTES = """
+import time
 import pytest
 
 def compute(seconds):

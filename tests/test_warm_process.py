@@ -176,6 +176,8 @@ def test_a_process_that_runs_has_no_status_and_can_be_killed(
 def test_another_environment_needs_a_new_interpreter(environment: dict[str, str], tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as output:
         assert TEMPLATE.start("", [], environment, output.fileno()) is not None
+        typed = {**environment, "SHLVL": "9", "PWD": "/", "OLDPWD": "/", "_": "flexmarl"}
+        assert TEMPLATE.start("", [], typed, output.fileno()) is not None, "as a shell has it"
         for variables in ({"MKL_NUM_THREADS": "7"}, {"PYTHONPATH": "elsewhere"}):
             assert TEMPLATE.start("", [], environment | variables, output.fileno()) is None
         assert TEMPLATE.start("", [], environment, output.fileno(), on=["ssh", "host"]) is None

@@ -37,7 +37,8 @@ import setproctitle
 
 _BASE: Final = "FLEXMARL_RUNTIME_BASE"
 _PATHS: Final = "PYTHONPATH"
-_VARIABLES: Final = {_BASE, "COLUMNS", "PATH", "PYTEST_CURRENT_TEST", "SPT_NOENV"}
+_OF_A_SHELL: Final = {"_", "OLDPWD", "PWD", "SHLVL"}
+_VARIABLES: Final = {_BASE, "COLUMNS", "PATH", "PYTEST_CURRENT_TEST", "SPT_NOENV", *_OF_A_SHELL}
 """Those that are read when they are needed: a fork may have other values of them."""
 # Those that are read late by the checks before a start, which have other values of them.
 _LATE: Final = {"TMPDIR", "PYTHONDONTWRITEBYTECODE"}

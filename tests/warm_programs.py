@@ -42,7 +42,6 @@ if int(answer) < 0:
     os.kill(os.getpid(), -int(answer))
 sys.exit(int(answer))
 """
-_OF_A_SHELL: Final = {"_", "SHLVL", "PWD", "OLDPWD"}
 _MOST_BYTES: Final = 2**17
 
 
@@ -111,5 +110,4 @@ def _start(
     if command in new:
         new.discard(command)
         return None
-    usual = {name: value for name, value in environment.items() if name not in _OF_A_SHELL}
-    return template.start(_CODES[program], arguments, usual, *descriptors, directory=directory)
+    return template.start(_CODES[program], arguments, environment, *descriptors, directory=directory)
