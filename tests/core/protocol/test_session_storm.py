@@ -128,7 +128,7 @@ def test_two_sessions_keep_their_promises_whatever_the_link_does() -> None:
     run_state_machine_as_test(
         Conversation,
         settings=settings(
-            max_examples=240,
+            max_examples=400,
             stateful_step_count=15,
             suppress_health_check=list(HealthCheck),
         ),
