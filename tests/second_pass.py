@@ -1,8 +1,8 @@
 """Leaves the costly tests of each file out of a second pass, which has another Python and fewer programs.
 
 Each session records the CPU seconds of its tests in pytest's cache. With ``FLEXMARL_SECOND_PASS=1`` a session runs, of
-each file, the cheapest tests that take ``FILE_S`` together, at least one: each module is imported and its common paths
-run with the other Python, in a fraction of the time. The costly tests are whole runs, and further values: they try more
+each file, the cheapest tests that take ``FILE_S`` together, at least one if that takes no more than ``TEST_S``: modules
+are imported and their common paths run with the other Python, in a tenth of the time. The costly tests are whole runs, and further values: they try more
 of flexmarl, not more of Python. Nobody keeps a list of them.
 """
 
@@ -15,7 +15,8 @@ import pytest
 
 from .cpu_seconds import CpuSecondsPlugin
 
-FILE_S: Final = 1.0
+FILE_S: Final = 2.0
+TEST_S: Final = 5.0
 RECORD: Final = "flexmarl/cpu_seconds"
 """Key in pytest's cache: the CPU seconds of each test, by its id."""
 
@@ -70,7 +71,7 @@ def costly_tests(seconds: Mapping[str, float]) -> set[str]:
         total = 0.0
         for index, (costs, test) in enumerate(sorted(tests)):
             total += costs
-            if index > 0 and total > FILE_S:
+            if costs > TEST_S or (index > 0 and total > FILE_S):
                 costly.add(test)
     return costly
 
