@@ -2,8 +2,8 @@
 
 Each session records the CPU seconds of its tests in pytest's cache. With ``FLEXMARL_SECOND_PASS=1`` a session runs, of
 each file, the cheapest tests that take ``FILE_S`` together, at least one if that takes no more than ``TEST_S``: modules
-are imported and their common paths run with the other Python, in a tenth of the time. The costly tests are whole runs, and further values: they try more
-of flexmarl, not more of Python. Nobody keeps a list of them.
+are imported and their common paths run with the other Python, in a tenth of the time. The costly tests are whole runs,
+and further values: they try more of flexmarl, not more of Python. Nobody keeps a list of them.
 """
 
 import os
