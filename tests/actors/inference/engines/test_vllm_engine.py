@@ -92,7 +92,7 @@ def drained(engine: Any, asked: list[EngineRequest]) -> dict[str, EngineResult]:
 
 
 def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of six batches has more tokens than vLLM's step, 2048, and in the end more keys and values than the cache
+    """Each of 20 batches has more tokens than vLLM's step, 2048, and in the end more keys and values than the cache
     holds, so that requests begin again. Each turn draws what it draws alone."""
     options = VllmEngineConfig(max_batch=64, max_context=256, kv_cache_bytes=2**22)
     engine = made(model_of(), options)
@@ -105,7 +105,7 @@ def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pyt
 
     monkeypatch.setattr(scheduler, "_preempt_request", noted)
     try:
-        for seed in range(6):
+        for seed in range(20):
             rng = random.Random(seed)
             asked = [
                 request_of(
