@@ -28,9 +28,9 @@ class TestAWholeRun:
 
     def test_shows_plain_lines_and_ends_with_the_result(self, whole: Launched) -> None:
         assert not ESCAPE.search(whole.text)
-        first, *_ = whole.text.splitlines()
-        assert first == "run whole mode=strict steps=6 agents=solver,checker"
-        lines = whole.text.splitlines()
+        # On a busy machine the checks print lines before it.
+        lines = [line for line in whole.text.splitlines() if not line.startswith("checking ")]
+        assert lines[0] == "run whole mode=strict steps=6 agents=solver,checker"
         end = next(place for place, line in enumerate(lines) if line.startswith("Trained "))
         closing, reasons = lines[end : end + 4], lines[end + 4 :]
         assert re.fullmatch(
