@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,15 @@ def test_a_template_that_has_ended_is_an_error(
     process.kill()
     with (tmp_path / "out").open("w") as output, pytest.raises((AssertionError, ConnectionError)):
         template.start("", [], environment, output.fileno())
+
+
+def test_threads_that_ask_at_once_share_a_template(
+    environment: dict[str, str], template: Template, tmp_path: Path
+) -> None:
+    before = len(psutil.Process().children())
+    with (tmp_path / "out").open("w") as output, ThreadPoolExecutor(8) as threads:
+        processes = list(
+            threads.map(lambda _: template.start("", [], environment, output.fileno()), range(8))
+        )
+    assert all(process is not None and process.wait(PATIENCE_S) == 0 for process in processes)
+    assert len(psutil.Process().children()) == before + 1

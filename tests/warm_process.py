@@ -128,8 +128,9 @@ class Template:
         its own. ``errors``: for its standard error, instead of ``output``. ``on``: words before a command that run it
         in a network namespace. None if they run it elsewhere, or if ``environment`` is not the template's, of which the
         first call decides."""
-        if self._process is None:
-            self._open(environment)
+        with self._alone:  # programs of a page ask in threads
+            if self._process is None:
+                self._open(environment)
         if _usual(environment) != self._environment or (on and tuple(on[:-1]) != _ENTER):
             return None
         words = (code, list(arguments), dict(environment), directory or str(Path.cwd()), on[-1] if on else "")
