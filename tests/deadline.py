@@ -1,6 +1,6 @@
 """Ends a session in time: tests that would begin after ``FLEXMARL_TESTS_END``, seconds since the epoch, are left out.
 
-CI's later passes have one: on a machine with half the speed they try less, in place of CI failing as a whole.
+CI's second pass has an end: on a machine with half the speed it tries less, in place of CI failing as a whole.
 """
 
 import os

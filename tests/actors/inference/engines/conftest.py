@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -21,3 +22,14 @@ def scheduling(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "asynchronous":
             stack.enter_context(scheduled_asynchronously())
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def shared(scheduling: str) -> Iterator[Any]:
+    """One engine of vLLM for the tests of a file, which makes no other: a process can have one at a time."""
+    from .vllm_engines import made, model_of
+
+    assert scheduling
+    engine = made(model_of())
+    yield engine
+    engine.close()

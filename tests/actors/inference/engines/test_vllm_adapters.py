@@ -18,12 +18,9 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.transport.state import StateTransport
 
 from .adapter_policies import RUN_SEED, logprobs, policy_of, update
-from .vllm_engines import OPTIONS, VOCABULARY, model_of, request_of
+from .vllm_engines import OPTIONS, VOCABULARY, asynchronous, model_of, request_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
-
-asynchronous = pytest.mark.parametrize("scheduling", ["asynchronous"], indirect=True)
-"""As on GPUs. Tests of weights alone have one of the two ways of scheduling."""
 
 
 @pytest.fixture

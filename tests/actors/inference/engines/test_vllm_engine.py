@@ -23,12 +23,9 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.state import StateTransport
 
-from .vllm_engines import VOCABULARY, Learner, far_apart, load, made, model_of, request_of
+from .vllm_engines import VOCABULARY, Learner, asynchronous, far_apart, load, made, model_of, request_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
-
-asynchronous = pytest.mark.parametrize("scheduling", ["asynchronous"], indirect=True)
-"""As on GPUs. Tests of weights alone have one of the two ways of scheduling."""
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """vLLM's steps without a thread: ends, loads and requests that it refuses. These tests share one engine, in a file of
 their own: a process can have one engine of vLLM at a time."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,9 @@ import pytest
 from flexmarl.actors.errors import EngineFailed, InvalidRequest, RequestsInFlight
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 
-from .vllm_engines import Learner, made, model_of, request_of
+from .vllm_engines import Learner, model_of, request_of
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def shared(scheduling: str) -> Iterator[Any]:
-    assert scheduling
-    engine = made(model_of())
-    yield engine
-    engine.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 engine, in a file of their own: a process can have one engine of vLLM at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,9 @@ from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
 from ....fake_devices import FakeDevices
-from .vllm_engines import VOCABULARY, Learner, far_apart, lend, load, made, model_of, request_of
+from .vllm_engines import VOCABULARY, Learner, far_apart, lend, load, model_of, request_of
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def shared(scheduling: str) -> Iterator[Any]:
-    assert scheduling
-    engine = made(model_of())
-    yield engine
-    engine.close()
 
 
 @pytest.fixture

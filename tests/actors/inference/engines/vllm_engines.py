@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
@@ -17,6 +18,8 @@ from flexmarl.actors.trainer.padding import TokenRow, pad_rows
 from flexmarl.transport.state import StateTransport
 
 VOCABULARY = 48
+asynchronous = pytest.mark.parametrize("scheduling", ["asynchronous"], indirect=True)
+"""As on GPUs. Tests of weights alone have one of the two ways of scheduling."""
 QWEN: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
